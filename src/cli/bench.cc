@@ -18,9 +18,9 @@
 #include "cli/calibrate.h"
 #include "cli/command.h"
 #include "options/device_options.h"
-#include "options/layout_options.h"
 #include "options/model_options.h"
 #include "options/run_spec.h"
+#include "options/step_spec.h"
 #include "plan/fallback_step.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
@@ -121,17 +121,15 @@ RankRange range_of(const std::vector<uint64_t>& numbers) {
 // One rank of the run. Construction allocates nothing that is large.
 class BenchRank {
  public:
-  BenchRank(const Options& options, const ModelConfig& config,
-            std::shared_ptr<const RunLayout> layout, int32_t rank, ProcessGroup* group)
+  BenchRank(const Options& options, const StepSpec& spec, int32_t rank, ProcessGroup* group)
       : options_(options),
-        config_(config),
+        spec_(spec),
         session_(device_spec_of(options), rank, group),
-        step_options_(training_step_options(options, config)),
         progress_(options.quiet || rank != 0, "measuring", "steps") {
-    session_.declare(config, options.compute_dtype, /*trained=*/true, std::move(layout));
-    step_ = build_training_step(config, session_.state(), step_options_);
+    session_.declare(spec.model, spec.dtype, /*trained=*/true, spec.layout);
+    step_ = build_training_step(spec.model, session_.state(), spec.options);
     plan_ = session_.plan(*step_.program);
-    fallback_ = plan_fallback_step(config, session_.state(), step_options_, step_, plan_,
+    fallback_ = plan_fallback_step(spec.model, session_.state(), spec.options, step_, plan_,
                                    [&](const Program& program) { return session_.plan(program); });
   }
 
@@ -156,9 +154,8 @@ class BenchRank {
   ordered_json profile_json() const;
 
   const Options& options_;
-  const ModelConfig& config_;
+  const StepSpec& spec_;
   RankSession session_;
-  const TrainingStepOptions step_options_;
   TrainingStep step_;
   MemoryPlan plan_;
   std::optional<FallbackStep> fallback_;
@@ -183,7 +180,7 @@ void BenchRank::prepare() {
   const Program& program = *step_.program;
   session_.check({{&program, &plan_}}, remedies_of_training(options_, session_.rank()));
   if (fallback_) session_.check_collectives(*fallback_->step.program);
-  limits_ = measure_limits_of_rank(session_, options_.compute_dtype);
+  limits_ = measure_limits_of_rank(session_, spec_.dtype);
   const int gpu = session_.gpu();
   if (session_.leads()) {
     for (const std::string& line : warn_of_slow_kernels(program, session_.device(), gpu)) {
@@ -226,7 +223,7 @@ void BenchRank::write_inputs(const TrainingStep& step, Interpreter& interpreter)
   for (size_t i = 0; i < step.micro_batches.size(); ++i) {
     write_random_batch(interpreter, step.micro_batches[i],
                        session_.part().global_micro_batch(static_cast<int32_t>(i)),
-                       config_.vocab_size);
+                       spec_.model.vocab_size);
   }
   *interpreter.view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter.view(step.step_number).as<int64_t>() = 0;
@@ -287,8 +284,8 @@ void BenchRank::profile_step() {
 }
 
 double BenchRank::samples_per_step() const {
-  return static_cast<double>(step_options_.micro_batch_size) *
-         static_cast<double>(step_options_.micro_batches) * session_.layout().dp();
+  return static_cast<double>(spec_.options.micro_batch_size) *
+         static_cast<double>(spec_.options.micro_batches) * session_.layout().dp();
 }
 
 ordered_json BenchRank::profile_json() const {
@@ -314,8 +311,8 @@ ordered_json BenchRank::profile_json() const {
 }
 
 std::string BenchRank::json() const {
-  const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops = session_.state().model->training_flops(step_options_.sequence) *
+  const double tokens_per_s = samples_per_step() * spec_.options.sequence / step_time_;
+  const double flops = session_.state().model->training_flops(spec_.options.sequence) *
                        samples_per_step() / options_.ranks;
   const auto range_json = [](const RankRange& range) {
     return ordered_json{{"least", range.least}, {"most", range.most}, {"of_rank", range.of_rank}};
@@ -351,8 +348,8 @@ std::string BenchRank::json() const {
 
 std::string BenchRank::text() const {
   const bool several = options_.ranks > 1;
-  const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops_per_s = session_.state().model->training_flops(step_options_.sequence) *
+  const double tokens_per_s = samples_per_step() * spec_.options.sequence / step_time_;
+  const double flops_per_s = session_.state().model->training_flops(spec_.options.sequence) *
                              samples_per_step() / options_.ranks / step_time_;
   const int threads = session_.threads();
   const std::string_view unit = on_gpu() ? "GPU" : "rank";
@@ -410,7 +407,7 @@ void BenchRank::run() {
   progress_.clear();
   if (profile_ != nullptr) limits_ = best_limits(limits_, *profile_);
   limits_.flops =
-      std::max(limits_.flops, session_.state().model->training_flops(step_options_.sequence) *
+      std::max(limits_.flops, session_.state().model->training_flops(spec_.options.sequence) *
                                   samples_per_step() / options_.ranks / step_time_);
   if (session_.leads()) fmt::print("{}", options_.json ? json() : text());
 }
@@ -425,11 +422,11 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   Options measured = asked;
   measured.eval_iters = 0;
   const Options options = with_expert_room(measured, config, usable_bytes_of_gpu(asked));
-  const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
+  const StepSpec spec = step_spec_of(options, config, processes);
   run_all_ranks(
       device_spec_of(options), processes,
       [&](int32_t rank, ProcessGroup* group) {
-        return std::make_unique<BenchRank>(options, config, layout, rank, group);
+        return std::make_unique<BenchRank>(options, spec, rank, group);
       },
       [](BenchRank& rank) { rank.run(); });
   return ExitStatus::done;

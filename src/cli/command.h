@@ -24,9 +24,6 @@ ExitStatus run_bench(const Options& options, ProcessGroup* processes);
 ExitStatus run_report(const Options& options);
 ExitStatus run_doctor(const Options& options);
 
-// Whether this process has rank 0, which alone speaks. `processes`: null where it is alone.
-bool leads(const ProcessGroup* processes);
-
 // Runs options.command. `processes`: null where this one is alone.
 ExitStatus run_command(const Options& options, ProcessGroup* processes);
 

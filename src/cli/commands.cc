@@ -26,10 +26,6 @@ constexpr RanksEntry kRanksEntries[] = {
 
 }  // namespace
 
-bool leads(const ProcessGroup* processes) {
-  return processes == nullptr || processes->own_ranks().front() == 0;
-}
-
 ExitStatus run_command(const Options& options, ProcessGroup* processes) {
   for (const RanksEntry& entry : kRanksEntries) {
     if (entry.command == options.command) return entry.run(options, processes);

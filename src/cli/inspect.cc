@@ -10,8 +10,8 @@
 #include "cli/command.h"
 #include "cli/inspect_passes.h"
 #include "options/device_options.h"
-#include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
@@ -61,10 +61,10 @@ MemoryPlan plan_of(const Program& program, const Options& options) {
 Inspected build(const Options& options, const ModelConfig& config,
                 const decltype(PassControls::watch)& watch = {}) {
   const bool training = is_training(options);
-  const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config)),
-                       .rank = options.rank};
-  const ModelState state = declare_model_state(config, options.compute_dtype, training, part);
-  TrainingStepOptions step = training_step_options(options, config);
+  StepSpec spec = step_spec_of(options, config);
+  const ModelState state =
+      declare_model_state(config, spec.dtype, training, {.run = spec.layout, .rank = options.rank});
+  TrainingStepOptions& step = spec.options;
   step.passes.watch = watch;
   Inspected inspected;
   inspected.program = training ? build_training_step(config, state, step).program
@@ -77,7 +77,7 @@ Inspected build(const Options& options, const ModelConfig& config,
   verify_memory_plan(*inspected.program, inspected.plan);
   inspected.kernels = kernels_of(*inspected.program, options);
   for (size_t i = 0; i < inspected.group_ranks.size(); ++i) {
-    const auto members = part.layout().members(static_cast<RankGroup>(i), part.rank);
+    const auto members = state.part.layout().members(static_cast<RankGroup>(i), options.rank);
     inspected.group_ranks[i] = static_cast<int32_t>(members.size());
   }
   return inspected;

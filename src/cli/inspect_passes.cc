@@ -24,20 +24,20 @@ void PassTable::add(const PassRecord& record, const Program& program) {
 }
 
 std::string PassTable::text() const {
-  std::string text = fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", "pass", "time",
+  std::string text = fmt::format("{:<15} {:>9} {:>10} {:>9} {:>8} {:>12} {:>11}\n", "pass", "time",
                                  "operations", "added", "moved", "memory", "saved");
   for (size_t i = 0; i < lines_.size(); ++i) {
     const PassRecord& record = lines_[i].record;
     const bool is_first = i == 0;
     const int32_t added = is_first ? 0 : record.ops_after - record.ops_before;
-    text += fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", record.name,
+    text += fmt::format("{:<15} {:>9} {:>10} {:>9} {:>8} {:>12} {:>11}\n", record.name,
                         format_duration(record.seconds), record.ops_after, added, record.ops_moved,
                         format_bytes(lines_[i].bytes),
                         is_first ? "-" : saved_text(lines_[i - 1].bytes, lines_[i].bytes));
   }
   text += '\n';
   for (const PassInfo& pass : all_passes()) {
-    text += fmt::format("  {:<14} {}\n", pass.name, pass.purpose);
+    text += fmt::format("  {:<15} {}\n", pass.name, pass.purpose);
   }
   return text;
 }

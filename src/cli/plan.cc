@@ -17,6 +17,7 @@
 #include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/rank_plans.h"
@@ -36,20 +37,20 @@ namespace {
 constexpr int32_t kMostBuiltRanks = 64;
 
 struct Planned {
-  ModelConfig config;
+  const ModelConfig& model;
+  const TrainingStepOptions& step;
   int32_t ranks = 1;
-  TrainingStepOptions step;
-  MemoryPlan memory;
-  std::string peak_operation;          // where most transient bytes are live
-  double operation_flops = 0;          // of all operations of the step
-  std::vector<KernelVariant> kernels;  // on a GPU
+  MemoryPlan memory = {};
+  std::string peak_operation = {};          // where most transient bytes are live
+  double operation_flops = 0;               // of all operations of the step
+  std::vector<KernelVariant> kernels = {};  // on a GPU
   int64_t parameters = 0;
   int64_t active_parameters = 0;
   double model_flops = 0;          // of the model's products alone
   uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
   uint64_t without_offload = 0;    // the same; 0: no activations are offloaded
   int32_t sharing = 1;             // ranks of this machine, or of a GPU
-  MemoryOffer offer;
+  MemoryOffer offer = {};
 };
 
 // Of all ranks.
@@ -57,26 +58,21 @@ int64_t micro_batches_of(const Planned& planned) {
   return int64_t{planned.step.micro_batches} * planned.ranks;
 }
 
-Planned make_plan(const Options& options, const RunLayout& run) {
-  Planned planned;
-  planned.config = load_model_config(options);
-  planned.ranks = options.ranks;
-  planned.step = training_step_options(options, planned.config);
-  const ModelState state =
-      declare_model_state(planned.config, options.compute_dtype, /*trained=*/true,
-                          {.run = std::make_shared<const RunLayout>(run), .rank = 0});
-  const TrainingStep step = build_training_step(planned.config, state, planned.step);
+Planned make_plan(const Options& options, const StepSpec& spec) {
+  Planned planned{.model = spec.model, .step = spec.options, .ranks = options.ranks};
+  const ModelState state = spec.state_of(/*rank=*/0);
+  const TrainingStep step = build_training_step(spec.model, state, spec.options);
   verify_program(*step.program);
-  const DeviceSpec spec = device_spec_of(options);
-  const int threads = spec.threads_per_rank();
+  const DeviceSpec device = device_spec_of(options);
+  const int threads = device.threads_per_rank();
   const DeviceTraits gpu = planned_traits();
   planned.memory = plan_memory(*step.program, threads, options.device, gpu);
   verify_memory_plan(*step.program, planned.memory);
 
   planned.without_recompute =
-      bytes_without_recompute(planned.config, state, planned.step, threads, options.device, gpu);
+      bytes_without_recompute(spec.model, state, spec.options, threads, options.device, gpu);
   planned.without_offload =
-      bytes_without_offload(planned.config, state, planned.step, threads, options.device, gpu);
+      bytes_without_offload(spec.model, state, spec.options, threads, options.device, gpu);
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
@@ -87,7 +83,7 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                         planned.step.micro_batch_size *
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
-  planned.sharing = ranks_that_share(spec, /*group=*/nullptr, options.device);
+  planned.sharing = ranks_that_share(device, /*group=*/nullptr, options.device);
   planned.offer =
       offer_memory(options, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;
@@ -132,7 +128,7 @@ std::string make_json(const Planned& planned) {
 }
 
 std::string make_text(const Options& options, const Planned& planned) {
-  std::string text = describe_model(options, planned.config);
+  std::string text = describe_model(options, planned.model);
   text += fmt::format(
       "step    {} of {} x {} tokens: {} tokens\n",
       micro_batches_of(planned) == 1 ? "1 micro-batch"
@@ -200,24 +196,24 @@ ExitStatus run_plan(const Options& asked) {
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(asked);
   const Options options = with_expert_room(asked, config, usable_bytes_of_gpu(asked));
-  const RunLayout run = run_layout_of(options, config);
-  const Layout& layout = run.layout;
+  const StepSpec step = step_spec_of(options, config);
+  const Layout& layout = step.layout->layout;
   const bool only_data_parallel =
       layout.dp() == layout.world_size() && layout.edp() == layout.world_size();
   if (!only_data_parallel || options.ranks > kMostThreadRanks || options.fake_process_group) {
     std::optional<RanksReport> report;
     if (options.fake_process_group || options.ranks <= kMostBuiltRanks) {
-      report = check_ranks(options, config, run);
+      report = check_ranks(options, step);
     }
     const RanksReport* shown = report ? &*report : nullptr;
     if (shown != nullptr) warn_of_kernels(options, shown->kernels());
     if (shown != nullptr && shown->cluster && !options.json) {
-      fmt::print("{}\n", verdict_text(verdict_of(options, config, run, *shown)));
+      fmt::print("{}\n", verdict_text(verdict_of(options, step, *shown)));
     }
     if (options.json) {
-      fmt::print("{}", make_layout_json(options, run, shown));
+      fmt::print("{}", make_layout_json(options, step, shown));
     } else {
-      print_text(make_layout_text(options, run, shown));
+      print_text(make_layout_text(options, step, shown));
       if (shown != nullptr && !shown->memory.fits()) {
         const RankPlan& fullest = shown->fullest();
         print_text(describe_remedies(options, fullest.first_rank, fullest.total_bytes,
@@ -229,7 +225,7 @@ ExitStatus run_plan(const Options& asked) {
     return report && !report->memory.fits() && is_verdict ? ExitStatus::does_not_fit
                                                           : ExitStatus::done;
   }
-  const Planned planned = make_plan(options, run);
+  const Planned planned = make_plan(options, step);
   warn_of_kernels(options, planned.kernels);
   if (options.json) {
     fmt::print("{}", make_json(planned));

@@ -12,7 +12,6 @@
 #include "io/hf_config.h"
 #include "model/parameter_layout.h"
 #include "model/rank_parameters.h"
-#include "options/model_options.h"
 #include "train/terminal.h"
 
 namespace troupe {
@@ -324,27 +323,27 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
   return reason.empty() ? text : text + reason + "\n";
 }
 
-std::string make_layout_text(const Options& options, const RunLayout& run,
+std::string make_layout_text(const Options& options, const StepSpec& step,
                              const RanksReport* report) {
-  const ModelConfig config = load_model_config(options);
-  const ModelState state = declare_model_state(config, options.compute_dtype, /*trained=*/false);
-  const int32_t sequence = sequence_length_of(options, config);
+  const RunLayout& run = *step.layout;
+  const ModelState state = declare_model_state(step.model, step.dtype, /*trained=*/false);
+  const int32_t micro_batch_size = step.options.micro_batch_size;
+  const int32_t sequence = step.options.sequence;
   const int64_t sequences =
-      int64_t{run.schedule.micro_batches} * options.micro_batch_size * run.layout.dp();
+      int64_t{run.schedule.micro_batches} * micro_batch_size * run.layout.dp();
 
-  std::string text = describe_model(options, config);
+  std::string text = describe_model(options, step.model);
   text += fmt::format("layout  {}\n", describe_meshes(run.layout));
   text += fmt::format(
       "step    {} of {} tokens: {} tokens; {} x {} on {}\n\n",
       count_of(sequences, "sequence", "sequences"), sequence, sequences * sequence,
-      run.schedule.micro_batches, options.micro_batch_size,
+      run.schedule.micro_batches, micro_batch_size,
       run.layout.dp() == 1 ? "one replica" : fmt::format("each of {} replicas", run.layout.dp()));
   if (run.layout.world_size() <= kListedRanks) {
     text += "Ranks\n" + rank_table(run.layout);
   }
   text += "Groups\n" + group_table(run.layout);
-  text +=
-      "Gradients\n" + gradient_table(run.layout, config, training_step_options(options, config));
+  text += "Gradients\n" + gradient_table(run.layout, step.model, step.options);
   text += "Parameters of one rank, by its place in the pipeline\n" + parameter_table(run, state);
   if (run.layout.pp() > 1) {
     const auto flops = stage_flops(*state.model, run.partition, sequence);
@@ -356,17 +355,16 @@ std::string make_layout_text(const Options& options, const RunLayout& run,
          "memory is planned.\n";
 }
 
-std::string make_layout_json(const Options& options, const RunLayout& run,
+std::string make_layout_json(const Options& options, const StepSpec& step,
                              const RanksReport* report) {
-  const ModelConfig config = load_model_config(options);
-  const ModelState state = declare_model_state(config, options.compute_dtype, /*trained=*/false);
-  ordered_json document = {
-      {"fits", nullptr},
-      {"ranks", run.layout.world_size()},
-      {"parameters", state.model->parameter_count()},
-      {"active_parameters", state.model->active_parameter_count()},
-      {"layout", mesh_json(run.layout, training_step_options(options, config))},
-      {"parameters_per_rank", ordered_json::array()}};
+  const RunLayout& run = *step.layout;
+  const ModelState state = declare_model_state(step.model, step.dtype, /*trained=*/false);
+  ordered_json document = {{"fits", nullptr},
+                           {"ranks", run.layout.world_size()},
+                           {"parameters", state.model->parameter_count()},
+                           {"active_parameters", state.model->active_parameter_count()},
+                           {"layout", mesh_json(run.layout, step.options)},
+                           {"parameters_per_rank", ordered_json::array()}};
   for (int32_t place = 0; place < run.layout.pp(); ++place) {
     const RankParameters count =
         count_parameters(state, run.layout, run.partition, first_rank_of(run.layout, place));
@@ -376,12 +374,11 @@ std::string make_layout_json(const Options& options, const RunLayout& run,
                                                {"expert", count.expert},
                                                {"bytes", count.bytes}});
   }
-  const int32_t sequence = sequence_length_of(options, config);
-  const auto flops = stage_flops(*state.model, run.partition, sequence);
+  const auto flops = stage_flops(*state.model, run.partition, step.options.sequence);
   document["pipeline"] = pipeline_json(run, run_pipeline(run, flops));
   if (report != nullptr) add_ranks_json(document, *report, run.layout);
   if (report != nullptr && report->cluster) {
-    add_verdict_json(document, verdict_of(options, config, run, *report));
+    add_verdict_json(document, verdict_of(options, step, *report));
   }
   return document.dump(2) + "\n";
 }

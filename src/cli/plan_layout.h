@@ -7,8 +7,8 @@
 
 #include "cli/ranks_report.h"
 #include "model/model_config.h"
-#include "options/layout_options.h"
 #include "options/options.h"
+#include "options/step_spec.h"
 
 namespace troupe {
 
@@ -17,11 +17,11 @@ std::string describe_model(const Options& options, const ModelConfig& config);
 
 // For people. Worlds of few ranks are listed in full, larger ones in summary. `report`: null when
 // the programs have not been built.
-std::string make_layout_text(const Options& options, const RunLayout& run,
+std::string make_layout_text(const Options& options, const StepSpec& step,
                              const RanksReport* report);
 
 // One JSON document with the same.
-std::string make_layout_json(const Options& options, const RunLayout& run,
+std::string make_layout_json(const Options& options, const StepSpec& step,
                              const RanksReport* report);
 
 }  // namespace troupe

@@ -9,7 +9,6 @@
 
 #include "base/units.h"
 #include "model/parameters.h"
-#include "options/model_options.h"
 #include "passes/memory_layout.h"
 
 namespace troupe {
@@ -72,12 +71,11 @@ std::string load_text(const Verdict& verdict) {
 }
 
 // What a checkpoint holds: weights, master weights and the optimizer's states, each once.
-uint64_t checkpoint_bytes_of(const Options& options, const ModelConfig& config,
-                             const RunLayout& run) {
-  RunLayout whole = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
-  whole.optimizer = run.optimizer;
+uint64_t checkpoint_bytes_of(const StepSpec& step) {
+  RunLayout whole = layout_of_one_rank(step.model.num_layers, step.model.mtp_num_layers);
+  whole.optimizer = step.layout->optimizer;
   const ModelState state =
-      declare_model_state(config, options.compute_dtype, /*trained=*/true,
+      declare_model_state(step.model, step.dtype, /*trained=*/true,
                           {.run = std::make_shared<const RunLayout>(std::move(whole)), .rank = 0});
   return StateLayout(*state.table).lasting_bytes;
 }
@@ -99,8 +97,8 @@ std::string run_text(const Verdict& verdict) {
 
 }  // namespace
 
-Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
-                   const RanksReport& report) {
+Verdict verdict_of(const Options& options, const StepSpec& step, const RanksReport& report) {
+  const RunLayout& run = *step.layout;
   const GpuCluster& cluster = *report.cluster;
   Verdict verdict{.memory = report.memory,
                   .fullest_rank = report.fullest().first_rank,
@@ -109,9 +107,9 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
                   .gpus = cluster.gpus,
                   .time = report.time,
                   .limit = report.memory.fits() ? std::string(limit_of(report.time)) : "memory"};
-  const int32_t sequence = sequence_length_of(options, config);
-  const double sequences =
-      static_cast<double>(run.schedule.micro_batches) * options.micro_batch_size * run.layout.dp();
+  const int32_t sequence = step.options.sequence;
+  const double sequences = static_cast<double>(run.schedule.micro_batches) *
+                           step.options.micro_batch_size * run.layout.dp();
   if (options.train_iters) {
     verdict.steps = static_cast<double>(*options.train_iters);
   } else if (options.train_samples) {
@@ -119,14 +117,14 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
   } else if (options.train_tokens) {
     verdict.steps = std::ceil(*options.train_tokens / (sequences * sequence));
   }
-  verdict.checkpoint_bytes = checkpoint_bytes_of(options, config, run);
+  verdict.checkpoint_bytes = checkpoint_bytes_of(step);
   if (cluster.model.storage_bandwidth > 0) {
     verdict.save_seconds =
         static_cast<double>(verdict.checkpoint_bytes) / cluster.model.storage_bandwidth;
   }
   const double of_gpu = report.time.seconds * cluster.gpus;
   verdict.tokens_per_s = sequences * sequence / of_gpu;
-  verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
+  verdict.flops_per_s = Model(step.model).training_flops(sequence) * sequences / of_gpu;
   const bool in_node = cluster.gpus <= cluster.model.gpus_per_node;
   const bool is_gpu = cluster.model.traits.compute_capability != kNoGpu;
   const bool is_like_measured =

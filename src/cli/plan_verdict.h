@@ -8,8 +8,6 @@
 #include <string>
 
 #include "cli/ranks_report.h"
-#include "model/model_config.h"
-#include "options/layout_options.h"
 
 namespace troupe {
 
@@ -37,8 +35,7 @@ struct Verdict {
 };
 
 // Of a report with a cluster.
-Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
-                   const RanksReport& report);
+Verdict verdict_of(const Options& options, const StepSpec& step, const RanksReport& report);
 
 // Three lines, one of the load if it is not even and one of the whole run, and a table of where a
 // step's time goes; under 80 columns.

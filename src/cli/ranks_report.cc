@@ -12,7 +12,6 @@
 #include "base/units.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
-#include "options/model_options.h"
 #include "runtime/device_memory.h"
 #include "train/expert_room_choice.h"
 #include "train/work_progress.h"
@@ -199,38 +198,39 @@ ordered_json kernels_json(const std::vector<KernelVariant>& kernels) {
                     {"variant", kernel.variant},
                     {"slow", kernel.slow != SlowKernel::no},
                     {"operations", kernel.operations}});
+    if (kernel.multiprocessors > 0) list.back()["multiprocessors"] = kernel.multiprocessors;
   }
   return list;
 }
 
-RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
+RanksReport check_ranks(const Options& options, const StepSpec& step) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
   const DeviceSpec spec = device_spec_of(options);
   const Device device = spec.device;
-  const DType dtype = options.compute_dtype;
-  const auto layout = std::make_shared<const RunLayout>(run);
+  const RunLayout& run = *step.layout;
   {
-    report.cluster = gpu_cluster_of(options, config);
+    report.cluster = gpu_cluster_of(options, step.model);
     WorkProgress progress(options.quiet, "planning", "programs");
     report.classes =
-        plan_ranks(config, dtype, layout, training_step_options(options, config),
-                   spec.threads_per_rank(), spec.thread_count(), device, planned_traits_of(options),
-                   progress.report(), report.cluster ? &*report.cluster : nullptr);
+        plan_ranks(step.model, step.dtype, step.layout, step.options, spec.threads_per_rank(),
+                   spec.thread_count(), device, planned_traits_of(options), progress.report(),
+                   report.cluster ? &*report.cluster : nullptr);
   }
-  if (config.num_experts > 0 && run.layout.ep() > 1) {
+  if (step.model.num_experts > 0 && run.layout.ep() > 1) {
     const int32_t rank = report.fullest().first_rank;
-    report.bytes_of_even_load = step_bytes_with_room(options, config, rank, 1);
+    report.bytes_of_even_load = step_bytes_with_room(options, step.model, rank, 1);
     report.bytes_of_most_load = run.expert_room == 0
                                     ? report.fullest().total_bytes
-                                    : step_bytes_with_room(options, config, rank, 0);
+                                    : step_bytes_with_room(options, step.model, rank, 0);
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   const uint64_t needed =
       device == Device::cpu
           ? report.total_bytes()
-          : largest_gpu_bytes(report.classes, classify_ranks(config, dtype, layout).class_of_rank,
+          : largest_gpu_bytes(report.classes,
+                              classify_ranks(step.model, step.dtype, step.layout).class_of_rank,
                               options.ranks_per_gpu);
   if (report.cluster) report.time = time_of_step(report, run.layout);
   report.memory = offer_memory(options, needed);

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/device.h"
-#include "model/model_config.h"
 #include "options/options.h"
+#include "options/step_spec.h"
 #include "plan/rank_plans.h"
 
 namespace troupe {
@@ -47,7 +47,7 @@ struct RanksReport {
 };
 
 // Builds and checks the training step of every rank. What is wrong is a UserError, or aborts.
-RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run);
+RanksReport check_ranks(const Options& options, const StepSpec& step);
 
 // "\nKernels (operations of a step)\n" and a line for each kind; empty without kernels.
 std::string kernels_text(const std::vector<KernelVariant>& kernels);

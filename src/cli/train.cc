@@ -3,6 +3,7 @@
 
 #include "cli/command.h"
 #include "train/interrupt.h"
+#include "train/rank_run.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 // In a folder of its own below runs/, which is removed again where the run does not come about.
 ExitStatus train_in_new_folder(Options options, ProcessGroup* processes, bool leads) {
-  options.save = make_run_folder(options, processes);
+  options.save = make_run_folder(options.model, processes);
   if (leads && !options.quiet) {
     std::fprintf(stderr, "Saving to %s (--save DIR chooses another folder, --no-save none).\n",
                  options.save.c_str());

@@ -21,8 +21,11 @@ using SelectCudaKernel = CudaKernel (*)(const OpView&);
 using ScratchRule = uint64_t (*)(const OpView&);
 using StagingRule = uint64_t (*)(const OpView&, int32_t ranks);
 
-// A choice without slow kernels. A `select` of nullptr: the build has no CUDA; rules of nullptr:
-// nothing is needed.
+// Op::multiprocessors on a GPU: at most half of them are left, or taken.
+int32_t multiprocessors_of(const OpView& op, const DeviceTraits& device);
+
+// A choice without slow kernels, with all multiprocessors or, of a collective, with those above. A
+// `select` of nullptr: the build has no CUDA; rules of nullptr: nothing is needed.
 KernelChoice make_choice(const OpView& op, const DeviceTraits& device, const char* variant,
                          SelectCudaKernel select, ScratchRule scratch = nullptr,
                          StagingRule staging = nullptr);

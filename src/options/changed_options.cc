@@ -41,6 +41,7 @@ constexpr std::array kReportedElsewhere = std::to_array<std::string_view>({
     "warn-dead-experts",
     "warn-router-entropy",
     "moe-expert-row-multiple",
+    "moe-flex-dispatcher-num-sms",
 });
 // With --use-checkpoint-opt_param-scheduler the checkpoint's hold.
 constexpr std::array kSchedules = std::to_array<std::string_view>({

@@ -9,6 +9,7 @@
 #include "options/cluster_options.h"
 #include "options/expert_load_options.h"
 #include "options/layout_options.h"
+#include "options/run_spec.h"
 #include "options/schedule_options.h"
 #include "runtime/device_memory.h"
 
@@ -111,6 +112,10 @@ void check_options(const Options& options) {
                         !options.per_split_data_args_path.empty() || options.mock_data;
   if (options.command == Command::eval && !has_data) {
     throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");
+  }
+  if (options.command == Command::train) {
+    length_spec_of(options);
+    if (options.profile) profile_spec_of(options);
   }
 }
 

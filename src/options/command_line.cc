@@ -88,8 +88,10 @@ bool is_left_out(Command command, const OptionSpec& spec) {
   for (const OptionSpec& spec : option_table()) {
     if (spec.positional) continue;
     if (takes(command, spec) || is_left_out(command, spec)) {
-      candidates.push_back(spec.name);
-      if (!spec.also.empty()) candidates.push_back(spec.also);
+      any_name(spec, [&](std::string_view each) {
+        candidates.push_back(each);
+        return false;
+      });
     }
     if (spec.name != name) continue;
     for (const CommandInfo& info : command_table()) {
@@ -137,7 +139,18 @@ struct BoundForeignFlag {
 
 // As CLI11 takes them: "--a" or "--a,--b".
 std::string names_of(const OptionSpec& spec) {
-  return spec.also.empty() ? flag_of(spec) : fmt::format("{},--{}", flag_of(spec), spec.also);
+  std::string names = flag_of(spec);
+  any_name(spec, [&](std::string_view each) {
+    if (each != spec.name) names += fmt::format(",--{}", each);
+    return false;
+  });
+  return names;
+}
+
+// `flag` with its dashes.
+bool is_flag_of(const OptionSpec& spec, std::string_view flag) {
+  return !spec.positional &&
+         any_name(spec, [&](std::string_view each) { return flag == fmt::format("--{}", each); });
 }
 
 // CLI11 cuts the arguments into flags and values; what they mean is decided by set_option, so that
@@ -216,8 +229,7 @@ size_t last_position(const OptionSpec& spec, const std::vector<std::string>& arg
   size_t last = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view name = name_without_value(arguments[i]);
-    const bool is_other = !spec.also.empty() && name == fmt::format("--{}", spec.also);
-    if (name == flag_of(spec) || is_other) last = i;
+    if (is_flag_of(spec, name)) last = i;
   }
   return last;
 }
@@ -382,7 +394,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     if (flag.size() == argument.size()) continue;
     const std::string_view value = std::string_view(argument).substr(flag.size() + 1);
     for (const auto& [spec, option] : bound) {
-      if (flag_of(*spec) != flag && fmt::format("--{}", spec->also) != flag) continue;
+      if (!is_flag_of(*spec, flag)) continue;
       if (value.empty()) refuse_missing_value(flag_of(*spec), {});
       Options scratch;
       if (!needs_value(*spec)) set_option(scratch, *spec, value);

@@ -159,12 +159,12 @@ constexpr Choice<PassId> kDumpedPasses[] = {
     {"precision", PassId::precision}, {"recompute", PassId::recompute},
     {"offload", PassId::offload},     {"schedule", PassId::schedule},
     {"copies", PassId::copies},       {"gradient-sums", PassId::gradient_sums},
-    {"gathers", PassId::gathers}};
+    {"gathers", PassId::gathers},     {"multiprocessors", PassId::multiprocessors}};
 constexpr Choice<PassId> kSkippedPasses[] = {
     {"loss-chunks", PassId::loss_chunks}, {"recompute", PassId::recompute},
     {"offload", PassId::offload},         {"schedule", PassId::schedule},
     {"copies", PassId::copies},           {"gradient-sums", PassId::gradient_sums},
-    {"gathers", PassId::gathers}};
+    {"gathers", PassId::gathers},         {"multiprocessors", PassId::multiprocessors}};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};
@@ -1407,6 +1407,18 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::moe_shared_expert_overlap,
      .group = kLayout,
      .help = "The shared expert is computed while tokens are on their way to the experts and back.",
+     .commands = kCompute},
+    {.name = "moe-flex-dispatcher-num-sms",
+     .also = "moe-deepep-num-sms moe-hybridep-num-sms",
+     .member = &Options::moe_flex_dispatcher_num_sms,
+     .group = kLayout,
+     .metavar = "N",
+     .help =
+         "On a GPU: the experts' exchanges take N multiprocessors, at most half of them, and "
+         "products of experts that can run beside one leave as many, so that it need not wait "
+         "for their end. Here with every --moe-token-dispatcher-type. The numbers are the same.",
+     .unset = "each takes all",
+     .range = between(1, 1024),
      .commands = kCompute},
     {.name = "rank-order",
      .member = &Options::rank_order,

@@ -158,7 +158,7 @@ const OptionSpec* find_option(std::string_view name) {
     return std::equal(known.begin(), known.end(), name.begin(), name.end(), same_letter);
   };
   for (const OptionSpec& spec : option_table()) {
-    if (is_named(spec.name) || (!spec.also.empty() && is_named(spec.also))) return &spec;
+    if (any_name(spec, is_named)) return &spec;
   }
   return nullptr;
 }

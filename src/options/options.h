@@ -8,6 +8,7 @@
 // Errors are UserErrors that name the flag.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -266,6 +267,7 @@ struct Options {
   bool overlap_moe_expert_parallel_comm = false;
   bool delay_wgrad_compute = false;
   bool moe_shared_expert_overlap = false;
+  std::optional<int32_t> moe_flex_dispatcher_num_sms;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
   std::string gpus;                  // see gpu_cluster_of()
@@ -492,7 +494,7 @@ struct OptionRange {
 
 struct OptionSpec {
   std::string_view name = {};  // of the flag, without dashes
-  std::string_view also = {};  // another name that Megatron has for it
+  std::string_view also = {};  // other names that Megatron has for it, separated by blanks
   OptionMember member = {};
   std::optional<Setting> setting = {};  // what lower rooms call it where they refuse it
   std::string_view group = {};
@@ -513,6 +515,18 @@ struct OptionSpec {
   bool collects =
       false;  // lists only: a repeated flag adds to the values instead of replacing them
 };
+
+// Whether look(name) holds for the name, or for another one that it has.
+template <class Look>
+bool any_name(const OptionSpec& spec, const Look& look) {
+  if (look(spec.name)) return true;
+  for (std::string_view rest = spec.also; !rest.empty();) {
+    const std::string_view other = rest.substr(0, rest.find(' '));
+    if (look(other)) return true;
+    rest.remove_prefix(std::min(rest.size(), other.size() + 1));
+  }
+  return false;
+}
 
 // Grouped: the options of a group stand together.
 std::span<const OptionSpec> option_table();

@@ -2,9 +2,13 @@
 
 #include <charconv>
 #include <fmt/format.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/model_options.h"
+#include "options/schedule_options.h"
+#include "options/tokenizer_options.h"
 
 namespace troupe {
 namespace {
@@ -44,6 +48,18 @@ std::vector<int32_t> profiled_ranks(const Options& options) {
   return {ranks.begin(), ranks.end()};
 }
 
+// Sets what no flag says. The tokenizer is the checkpoint's, or empty where flags name one.
+TokenizerModel take_saved_args(const SavedArgs& saved, Options& options) {
+  const Options defaults;
+  if (!options.seq_length) options.seq_length = saved.sequence;
+  if (options.compute_dtype == defaults.compute_dtype) options.compute_dtype = saved.compute_dtype;
+  if (options.tokenizer_type != defaults.tokenizer_type || !options.tokenizer_model.empty()) {
+    return {};
+  }
+  options.tokenizer_type = saved.tokenizer.type;
+  return saved.tokenizer;
+}
+
 }  // namespace
 
 int64_t EvaluationSpec::samples(int32_t trained) const {
@@ -64,28 +80,81 @@ ProfileSpec profile_spec_of(const Options& options) {
           .folder = options.profile_dir};
 }
 
-RunSpec run_spec_of(const Options& options) {
-  return {.device = device_spec_of(options),
-          .length = {.steps = options.train_iters,
-                     .samples = options.train_samples,
-                     .left_out = steps_to_skip(options),
-                     .max_skipped_steps = options.max_skipped_steps,
-                     .exit_after_step = options.exit_after_step,
-                     .exit_interval = options.exit_interval,
-                     .exit_minutes = options.exit_duration_in_mins},
-          .load = {.folder = options.load,
-                   .step = options.ckpt_step,
-                   .is_required = options.exit_on_missing_checkpoint,
-                   .finetune = options.finetune,
-                   .pretrained = options.pretrained_checkpoint,
-                   .upcycling_granularity =
-                       options.moe_use_upcycling ? options.moe_upcycling_granularity : 0,
-                   .optimizer = !options.no_load_optim,
-                   .any_seed = options.no_load_rng,
-                   .any_data = options.allow_changed_data,
-                   .takes_model = options.use_checkpoint_args,
-                   .keeps_schedules = options.use_checkpoint_opt_param_scheduler,
-                   .any_schedules = options.override_opt_param_scheduler},
+LengthSpec length_spec_of(const Options& options) {
+  return {.steps = options.train_iters,
+          .samples = options.train_samples,
+          .left_out = steps_to_skip(options),
+          .max_skipped_steps = options.max_skipped_steps,
+          .exit_after_step = options.exit_after_step,
+          .exit_interval = options.exit_interval,
+          .exit_minutes = options.exit_duration_in_mins};
+}
+
+LoadSpec load_spec_of(const Options& options) {
+  return {
+      .folder = options.load,
+      .step = options.ckpt_step,
+      .is_required = options.exit_on_missing_checkpoint,
+      .finetune = options.finetune,
+      .pretrained = options.pretrained_checkpoint,
+      .upcycling_granularity = options.moe_use_upcycling ? options.moe_upcycling_granularity : 0,
+      .optimizer = !options.no_load_optim,
+      .any_seed = options.no_load_rng,
+      .any_data = options.allow_changed_data,
+      .takes_model = options.use_checkpoint_args,
+      .keeps_schedules = options.use_checkpoint_opt_param_scheduler,
+      .any_schedules = options.override_opt_param_scheduler};
+}
+
+EvaluationSpec evaluation_spec_of(const Options& options) {
+  return {.interval = options.eval_interval,
+          .iterations = options.eval_iters,
+          .micro_batch_size = options.eval_micro_batch_size.value_or(options.micro_batch_size),
+          .loss_chunk_tokens = options.loss_chunk_tokens,
+          .has_own_batch = options.eval_global_batch_size || options.eval_micro_batch_size,
+          .global_batch_size = options.eval_global_batch_size,
+          .replicas = data_parallel_size_of(options)};
+}
+
+ReportSpec report_spec_of(const Options& options) {
+  return {.quiet = options.quiet,
+          .verbose = options.verbose,
+          .json = options.json,
+          .log_interval = options.log_interval,
+          .tensorboard_folder = options.tensorboard_dir,
+          .memory_curve = options.log_memory_to_tensorboard,
+          .timer_curves = options.log_timers_to_tensorboard,
+          .watch_gradients = options.check_for_large_grads,
+          .routing = {.load_imbalance = options.warn_load_imbalance,
+                      .dead_experts = options.warn_dead_experts,
+                      .router_entropy = options.warn_router_entropy}};
+}
+
+RunSpec run_spec_of(const Options& asked, const std::optional<SavedArgs>& saved,
+                    const ProcessGroup* group) {
+  Options options = asked;
+  TokenizerModel tokenizer;
+  if (saved) tokenizer = take_saved_args(*saved, options);
+  ModelConfig model = load_model_config(options, saved ? &saved->model : nullptr);
+  DataSpec data = data_spec_of(options);
+  if (tokenizer.contents.empty()) tokenizer = read_tokenizer_of(options);
+  Schedules schedules = make_schedules(options);
+  StepSpec step = step_spec_of(options, std::move(model), group);
+  BatchSizeSchedule batch_sizes = make_batch_sizes(options, step.options.sequence);
+  const EvaluationSpec evaluation = evaluation_spec_of(options);
+  const bool is_of_checkpoint = saved && options.model.empty();
+  return {.options = options,
+          .device = device_spec_of(options),
+          .model_name = options.model,
+          .config_path = is_of_checkpoint ? "" : config_path_of(options),
+          .data = std::move(data),
+          .validation = evaluation.evaluates() ? validation_spec_of(options) : ValidationSpec{},
+          .tokenizer = std::move(tokenizer),
+          .schedules = schedules,
+          .step = std::move(step),
+          .batch_sizes = std::move(batch_sizes),
+          .length = length_spec_of(options),
+          .load = load_spec_of(options),
           .save = {.folder = options.save,
                    .optimizer = !options.no_save_optim,
                    .seed = !options.no_save_rng,
@@ -94,27 +163,9 @@ RunSpec run_spec_of(const Options& options) {
                    .newest = options.keep_checkpoints,
                    .retain_interval = options.save_retain_interval,
                    .best = options.save_best},
-          .evaluation = {.interval = options.eval_interval,
-                         .iterations = options.eval_iters,
-                         .micro_batch_size =
-                             options.eval_micro_batch_size.value_or(options.micro_batch_size),
-                         .loss_chunk_tokens = options.loss_chunk_tokens,
-                         .has_own_batch =
-                             options.eval_global_batch_size || options.eval_micro_batch_size,
-                         .global_batch_size = options.eval_global_batch_size,
-                         .replicas = data_parallel_size_of(options)},
+          .evaluation = evaluation,
           .profile = options.profile ? profile_spec_of(options) : ProfileSpec{},
-          .report = {.quiet = options.quiet,
-                     .verbose = options.verbose,
-                     .json = options.json,
-                     .log_interval = options.log_interval,
-                     .tensorboard_folder = options.tensorboard_dir,
-                     .memory_curve = options.log_memory_to_tensorboard,
-                     .timer_curves = options.log_timers_to_tensorboard,
-                     .watch_gradients = options.check_for_large_grads,
-                     .routing = {.load_imbalance = options.warn_load_imbalance,
-                                 .dead_experts = options.warn_dead_experts,
-                                 .router_entropy = options.warn_router_entropy}},
+          .report = report_spec_of(options),
           .oracle = options.oracle,
           .hardware = options.hardware};
 }

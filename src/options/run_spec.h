@@ -1,8 +1,9 @@
-// What a training run is asked to do beside its model, its data, its layout and its optimizer: the
-// options of each part of training as one value, which that part takes.
+// What a training run is asked to do: the options of each part of training as one value, resolved
+// once for all ranks of a process, which that part takes.
 //
-// Plain values and a pure function; any thread. What cannot be is a UserError (bad request) that
-// names the flag.
+// Reads the files of the model's shape, the tokenizer and lists of data sets; otherwise plain
+// values and pure functions. Any thread. What cannot be is a UserError (bad request) that names the
+// flag or the file.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "comm/process_group.h"
+#include "data/tokenizer.h"
+#include "options/data_options.h"
 #include "options/device_options.h"
 #include "options/options.h"
+#include "options/schedules.h"
+#include "options/step_spec.h"
 
 namespace troupe {
 
@@ -27,6 +33,7 @@ struct LengthSpec {
   std::optional<int64_t> exit_interval;  // steps
   std::optional<double> exit_minutes;
 };
+LengthSpec length_spec_of(const Options& options);
 
 // Where a run comes from.
 struct LoadSpec {
@@ -46,6 +53,7 @@ struct LoadSpec {
   bool keeps_schedules = false;  // the saved ones
   bool any_schedules = false;
 };
+LoadSpec load_spec_of(const Options& options);
 
 // What a run saves of itself, and when.
 struct SaveSpec {
@@ -72,6 +80,7 @@ struct EvaluationSpec {
   // Of each set, when a training step has `trained` samples.
   int64_t samples(int32_t trained) const;
 };
+EvaluationSpec evaluation_spec_of(const Options& options);
 
 // Which steps are profiled, and which ranks write their timelines.
 struct ProfileSpec {
@@ -107,9 +116,29 @@ struct ReportSpec {
   bool watch_gradients = false;
   RoutingThresholds routing;
 };
+ReportSpec report_spec_of(const Options& options);
+
+// What a checkpoint says of its run where no flag says otherwise (--use-checkpoint-args).
+struct SavedArgs {
+  ModelConfig model;
+  int32_t sequence = 0;
+  DType compute_dtype = DType::f32;
+  TokenizerModel tokenizer;
+};
 
 struct RunSpec {
+  // All of them, with what the checkpoint says: for what is printed, saved and compared, and for
+  // remedies, which vary them. What a run does is decided by the others alone.
+  Options options;
   DeviceSpec device;
+  std::string model_name;   // as --model says it
+  std::string config_path;  // of the config.json that it means; empty: there is none
+  DataSpec data;
+  ValidationSpec validation;  // of a run that evaluates
+  TokenizerModel tokenizer;
+  Schedules schedules;  // but those of the checkpoint where they are kept (LoadSpec)
+  StepSpec step;        // of the largest batch
+  BatchSizeSchedule batch_sizes;
   LengthSpec length;
   LoadSpec load;
   SaveSpec save;
@@ -120,6 +149,8 @@ struct RunSpec {
   std::string hardware;  // of the planned time; empty: that of the GPU
 };
 
-RunSpec run_spec_of(const Options& options);
+// `saved`: with --use-checkpoint-args. `group` as in step_spec_of().
+RunSpec run_spec_of(const Options& options, const std::optional<SavedArgs>& saved,
+                    const ProcessGroup* group);
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/id_vector.h"
@@ -160,6 +161,41 @@ class Versions {
 bool is_expert_exchange(const Op& op) {
   return op.place.module != nullptr && op.place.module->exchanges_tokens &&
          op.spec->group != nullptr && op.spec->group(op.attributes) == RankGroup::etp_ep;
+}
+
+std::vector<int32_t> operations_beside(const Program& program, int32_t index) {
+  std::vector<int32_t> beside;
+  std::set<int32_t> results;
+  const auto is_result = [&](ValueId id) {
+    return id.valid() &&
+           (results.contains(id.index) || results.contains(program.value(id).rows.counter.index));
+  };
+  for (int32_t other = index; other < program.op_count(); ++other) {
+    const Op& op = program.op(other);
+    const auto inputs = program.inputs(op);
+    const bool needs = other == index || std::any_of(inputs.begin(), inputs.end(), is_result);
+    const bool collective = op.place.queue == Queue::communication;
+    if (needs && !collective) break;
+    if (!collective) beside.push_back(other);
+    if (!needs) continue;
+    for (const ValueId output : program.outputs(op)) results.insert(output.index);
+  }
+  return beside;
+}
+
+std::vector<int32_t> leave_multiprocessors(Program& program, int32_t count) {
+  const auto left = static_cast<int16_t>(count);
+  std::vector<int32_t> order;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    order.push_back(index);
+    if (!is_expert_exchange(program.op(index))) continue;
+    program.set_multiprocessors(index, {.count = left, .spares = false});
+    for (const int32_t other : operations_beside(program, index)) {
+      if (product_flops_of(program, program.op(other)) == 0) continue;
+      program.set_multiprocessors(other, {.count = left, .spares = true});
+    }
+  }
+  return order;
 }
 
 std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const int32_t> order,

@@ -20,6 +20,7 @@ constexpr std::array kPasses = {
     PassInfo{PassId::copies, "copies", "offloads right after the last use, reloads ahead"},
     PassInfo{PassId::gradient_sums, "gradient-sums", "sums as soon as gradients are complete"},
     PassInfo{PassId::gathers, "gathers", "parameters one layer ahead of their use"},
+    PassInfo{PassId::multiprocessors, "multiprocessors", "products leave some to exchanges"},
 };
 
 // Of the first `count` operations.

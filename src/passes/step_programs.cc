@@ -375,6 +375,11 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   if (options.offload.any()) passes.run(PassId::copies, order_copies);
   if (options.overlap_gradient_sums) passes.run(PassId::gradient_sums, order_gradient_sums_early);
   if (options.overlap_parameter_gathers) passes.run(PassId::gathers, order_gathers_early);
+  if (options.overlap.multiprocessors > 0) {
+    passes.run(PassId::multiprocessors, [&](Program& program) {
+      return leave_multiprocessors(program, options.overlap.multiprocessors);
+    });
+  }
   passes.run_added();
   return step;
 }

@@ -188,8 +188,9 @@ double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTra
   const KernelChoice choice = op.op.spec->cuda(op, traits);
   const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
   if (is_slow) return kPlainTiles;
-  return share_of_products(expected, kOfGpu, flops,
-                           choice.variant == nullptr ? "" : choice.variant);
+  const double part = static_cast<double>(choice.multiprocessors) / traits.multiprocessors;
+  return part * share_of_products(expected, kOfGpu, flops,
+                                  choice.variant == nullptr ? "" : choice.variant);
 }
 
 double share_of_copy(const Op& op, const DeviceTraits& traits) {
@@ -215,6 +216,11 @@ double bytes_on_host(const Program& program, const Op& op) {
 }
 
 }  // namespace
+
+bool leaves_multiprocessors(const OpView& op, const DeviceTraits& traits) {
+  return op.op.multiprocessors.count > 0 && traits.compute_capability != kNoGpu &&
+         op.op.spec->cuda(op, traits).multiprocessors < traits.multiprocessors;
+}
 
 std::string_view name_of(TimePart part) {
   switch (part) {

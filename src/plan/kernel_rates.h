@@ -4,8 +4,9 @@
 //              bytes / (bandwidth of a copy x share of its kernel),
 //              bytes of optimizer state on the host / (bandwidth of the host's link x its share))
 //
-// Shares are properties of the kernels and few: docs/benchmarks/plan_time.md lists them, says what
-// they were fitted to, and how far the times of whole steps are off.
+// A product that leaves multiprocessors to an exchange (passes/overlap.h) has the rate of
+// the others. Shares are properties of the kernels and few: docs/benchmarks/plan_time.md lists
+// them, says what they were fitted to, and how far the times of whole steps are off.
 //
 // Pure functions; any thread.
 #pragma once
@@ -31,6 +32,9 @@ inline constexpr int kTimePartCount = static_cast<int>(TimePart::copies) + 1;
 std::string_view name_of(TimePart part);
 
 TimePart part_of(const Op& op);
+
+// Does its kernel leave multiprocessors of the GPU to others, or take a part of them alone?
+bool leaves_multiprocessors(const OpView& op, const DeviceTraits& traits);
 
 // Seconds of the operation at `index` on this rank alone; what it sends counts in step_time.h.
 // `expected` is `program` with expected rows. `traffic`: what it sends,

@@ -206,7 +206,7 @@ class Simulator {
   // Of two operations that slow each other down, the one that is looked at later delays the compute
   // queue.
   double delay_of(Rank& rank, const TimedOperation& op, const Span& span) {
-    if (op.queue != Queue::compute && !op.contends) return 0;
+    if (op.queue == Queue::compute ? op.leaves_room : !op.contends) return 0;
     const bool computes = op.queue == Queue::compute;
     (computes ? rank.computing : rank.contending).push_back(span);
     return kContention * seconds_beside(span, computes ? rank.contending : rank.computing);
@@ -326,6 +326,7 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
     TimedOperation each{.queue = op.place.queue, .part = part_of(op)};
     if (op.spec->group == nullptr) {
       each.seconds = seconds_of(program, expected, index, cluster.model);
+      each.leaves_room = leaves_multiprocessors({program, program.op(index)}, cluster.model.traits);
     } else {
       each.group = op.spec->group(op.attributes);
       const Members& group = members[static_cast<size_t>(each.group)];

@@ -7,8 +7,9 @@
 // of its link: bytes to ranks that NVLink joins over its bandwidth, all others over the network's,
 // whichever takes longer, and a latency for each round. Ranks that differ in nothing but their data
 // are taken to arrive together, and no rank is slower than another. An exchange over NVLink takes
-// as much time from the compute queue as it runs beside it; other queues do not slow each other
-// down, nor do ranks share links.
+// as much time from the compute queue as it runs beside it, unless it is beside a product that
+// leaves it multiprocessors; other queues do not slow each other down, nor do ranks share links.
+// How fast an exchange is does not depend on how many multiprocessors it has.
 //
 // Where the loads of experts are not even (GpuCluster::expert_load), each layer's rows are those of
 // its fullest rank, for which the others wait at the exchanges before and after the experts: its
@@ -41,6 +42,7 @@ struct TimedOperation {
   RankGroup group = RankGroup::world;  // of an exchange
   bool spans_pipeline = false;         // a collective of ranks at several places
   bool contends = false;               // slows the compute queue down while it runs beside it
+  bool leaves_room = false;            // of that queue: none slows it down
   int32_t peer = -1;                   // of a message: the other rank's place in the pipeline
   MessageUse::Action action = MessageUse::Action::send;
 };

@@ -41,7 +41,8 @@ struct KernelChoice {
   const char* variant = nullptr;
   SlowKernel slow = SlowKernel::no;
   KernelNeeds needs;
-  int32_t multiprocessors = 0;  // that the kernel sizes its grids for
+  // That the kernel sizes its grids for: all, or of those that keep to it Op::multiprocessors.
+  int32_t multiprocessors = 0;
 };
 
 }  // namespace troupe

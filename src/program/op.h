@@ -77,6 +77,14 @@ struct Place {
   int32_t recompute_of = -1;           // the operation of which this is a clone
 };
 
+// How many multiprocessors of a GPU an operation takes where others are to run beside it: `count`,
+// or all but `count`; 0: all. It decides how fast the operation is and never what it computes:
+// kernels that cannot keep to both take all (KernelChoice::multiprocessors).
+struct Multiprocessors {
+  int16_t count = 0;
+  bool spares = false;
+};
+
 struct Op {
   const OpSpec* spec = nullptr;
   Attributes attributes;
@@ -85,6 +93,7 @@ struct Op {
   uint16_t output_count = 0;
   ValueId workspace;  // invalid when the operation needs none
   Place place;
+  Multiprocessors multiprocessors = {};
 };
 
 // Operand `i` of what a kernel is given as inputs or outputs.

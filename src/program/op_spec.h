@@ -175,6 +175,10 @@ inline double flops_of(const Program& program, const Op& op) {
   return op.spec->cost != nullptr ? op.spec->cost(OpView{program, op}).flops : 0;
 }
 
+inline double product_flops_of(const Program& program, const Op& op) {
+  return op.spec->cost != nullptr ? op.spec->cost(OpView{program, op}).product_flops : 0;
+}
+
 // Nothing when the operation is no message.
 inline std::optional<MessageUse> message_use(const Op& op) {
   if (op.spec->message == nullptr) return std::nullopt;

@@ -70,6 +70,10 @@ class Program {
     ops_[static_cast<size_t>(index)].place.phase = phase;
   }
 
+  void set_multiprocessors(int32_t index, const Multiprocessors& multiprocessors) {
+    ops_[static_cast<size_t>(index)].multiprocessors = multiprocessors;
+  }
+
   // Lets the operation at `index` read `to` wherever it reads `from`, a value of the same type: as
   // an operand, and as the counter of its outputs' rows.
   void replace_read(int32_t index, ValueId from, ValueId to);

@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "model/parameters.h"
 #include "options/cluster_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/inference_programs.h"
 #include "passes/step_programs.h"
 #include "plan/rank_plans.h"
@@ -28,18 +28,14 @@ constexpr uint64_t kReserve = 32;
 constexpr std::array kRooms = {32.0, 24.0, 16.0, 12.0, 8.0, 6.0, 4.0,
                                3.0,  2.5,  2.0,  1.75, 1.5, 1.25};
 
-ModelState state_of(const Options& options, const ModelConfig& config, int32_t rank) {
-  const auto run = std::make_shared<const RunLayout>(run_layout_of(options, config));
-  return declare_model_state(config, options.compute_dtype, /*trained=*/true, {run, rank});
-}
-
 // Beside the step, on the same state.
 uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int32_t rank) {
   if (options.eval_iters == 0) return 0;
-  const TrainingStepOptions step = training_step_options(options, config);
+  const StepSpec spec = step_spec_of(options, config);
+  const TrainingStepOptions& step = spec.options;
   const int32_t samples = options.eval_micro_batch_size.value_or(step.micro_batch_size);
   const InferenceStep evaluation =
-      build_evaluation_step(config, state_of(options, config, rank), samples, step.sequence,
+      build_evaluation_step(config, spec.state_of(rank), samples, step.sequence,
                             step.loss_chunk_tokens, step.reset_attention_mask, step.precision);
   return plan_program(*evaluation.program, options).own_bytes();
 }
@@ -51,8 +47,8 @@ uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_
   options.moe_expert_rank_capacity_factor = room;
   options = with_few_micro_batches(options, training_step_options(options, config).micro_batches,
                                    kFullRounds);
-  const TrainingStep step = build_training_step(config, state_of(options, config, rank),
-                                                training_step_options(options, config));
+  const StepSpec spec = step_spec_of(options, config);
+  const TrainingStep step = build_training_step(config, spec.state_of(rank), spec.options);
   return plan_program(*step.program, options).total_bytes();
 }
 

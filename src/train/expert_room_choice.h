@@ -2,6 +2,7 @@
 // docs/memory.md "Room for experts"): the largest with which the step of every rank fits its GPU.
 //
 // A pure function of the options, the model and a number of bytes, so that all ranks choose alike.
+// It takes Options, which it resolves with one room after the other.
 // It plans the step of one rank of each class, some of them several times, with few micro-batches
 // (train/short_step.h). Any thread.
 #pragma once

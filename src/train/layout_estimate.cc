@@ -11,6 +11,7 @@
 #include "model/parameters.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/step_time.h"
@@ -65,14 +66,11 @@ Measured measure_step(Options options, const ModelConfig& config, const GpuClust
                       int32_t micro_batches) {
   options.global_batch_size =
       micro_batches * options.micro_batch_size * data_parallel_size_of(options);
-  const auto run = std::make_shared<const RunLayout>(run_layout_of(options, config));
-  const ModelState state =
-      declare_model_state(config, options.compute_dtype, /*trained=*/true, {.run = run, .rank = 0});
-  const TrainingStep step =
-      build_training_step(config, state, training_step_options(options, config));
+  const StepSpec spec = step_spec_of(options, config);
+  const TrainingStep step = build_training_step(config, spec.state_of(0), spec.options);
   const MemoryPlan memory =
       plan_memory(*step.program, /*threads=*/1, Device::cuda, cluster.model.traits);
-  const TimedProgram timed = time_program(*step.program, memory, cluster, run->layout, 0);
+  const TimedProgram timed = time_program(*step.program, memory, cluster, spec.layout->layout, 0);
   const std::array<const TimedProgram*, 1> programs = {&timed};
   return {.seconds = simulate_step(programs, cluster.model.launch_seconds).seconds,
           .bytes = static_cast<double>(memory.device_bytes() - memory.state_bytes)};

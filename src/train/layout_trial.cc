@@ -8,6 +8,7 @@
 #include "model/parameters.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/fallback_step.h"
@@ -33,14 +34,13 @@ class ShortStep {
  public:
   ShortStep(const Options& options, const std::shared_ptr<const Model>& model,
             const GpuCluster& cluster, int32_t micro_batches, int32_t rounds)
-      : model_(model), cluster_(cluster), dtype_(options.compute_dtype) {
-    const Options few = with_few_micro_batches(options, micro_batches, rounds);
-    run_ = std::make_shared<const RunLayout>(run_layout_of(few, model->config()));
-    step_ = training_step_options(few, model->config());
-  }
+      : model_(model),
+        cluster_(cluster),
+        spec_(step_spec_of(with_few_micro_batches(options, micro_batches, rounds),
+                           model->config())) {}
 
-  const RunLayout& run() const { return *run_; }
-  int32_t micro_batches() const { return step_.micro_batches; }
+  const RunLayout& run() const { return *spec_.layout; }
+  int32_t micro_batches() const { return spec_.options.micro_batches; }
 
   struct Planned {
     uint64_t bytes = 0;                 // of the device
@@ -49,29 +49,29 @@ class ShortStep {
   };
   // `with_fallback`: the bytes are those with which the step's fallback has room, too.
   Planned plan(int32_t rank, bool with_fallback) const {
-    const ModelConfig& config = model_->config();
-    const ModelState state =
-        declare_model_state(model_, dtype_, /*trained=*/true, {.run = run_, .rank = rank});
-    const TrainingStep step = build_training_step(config, state, step_);
+    const ModelState state = declare_model_state(model_, spec_.dtype, /*trained=*/true,
+                                                 {.run = spec_.layout, .rank = rank});
+    const TrainingStep step = build_training_step(spec_.model, state, spec_.options);
     const auto plan_one = [&](const Program& program) {
       return plan_memory(program, /*threads=*/1, Device::cuda, cluster_.model.traits);
     };
     MemoryPlan memory = plan_one(*step.program);
     Planned planned;
-    planned.timed = time_program(*step.program, memory, cluster_, run_->layout, rank);
-    planned.bytes_of_micro_batch = input_bytes(*step.program) / step_.micro_batches;
-    if (with_fallback) plan_fallback_step(config, state, step_, step, memory, plan_one);
+    planned.timed = time_program(*step.program, memory, cluster_, run().layout, rank);
+    planned.bytes_of_micro_batch = input_bytes(*step.program) / micro_batches();
+    if (with_fallback)
+      plan_fallback_step(spec_.model, state, spec_.options, step, memory, plan_one);
     planned.bytes = memory.total_bytes();
     return planned;
   }
 
   // With the lowest number of a place in the pipeline.
-  int32_t first_rank(int32_t place) const { return run_->layout.rank_of(DensePlace{.pp = place}); }
+  int32_t first_rank(int32_t place) const { return run().layout.rank_of(DensePlace{.pp = place}); }
   // What ranks of a tp group differ in is that the first alone counts the loss.
   std::vector<int32_t> kinds_of_ranks(int32_t place) const {
     std::vector<int32_t> ranks = {first_rank(place)};
-    if (run_->layout.tp() > 1) {
-      ranks.push_back(run_->layout.rank_of(DensePlace{.tp = 1, .pp = place}));
+    if (run().layout.tp() > 1) {
+      ranks.push_back(run().layout.rank_of(DensePlace{.tp = 1, .pp = place}));
     }
     return ranks;
   }
@@ -79,9 +79,7 @@ class ShortStep {
  private:
   std::shared_ptr<const Model> model_;
   const GpuCluster& cluster_;
-  DType dtype_;
-  std::shared_ptr<const RunLayout> run_;
-  TrainingStepOptions step_;
+  StepSpec spec_;
 };
 
 int32_t micro_batches_of(const Options& options, const ModelConfig& config) {

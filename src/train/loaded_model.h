@@ -1,5 +1,8 @@
 // A model on disk, for use without training: of a Troupe run (the newest checkpoint below a --save
 // folder, or one checkpoint) or of a Hugging Face folder. Ranks find it and load their parts.
+//
+// It takes Options where a checkpoint has saved some: what was not given is taken from them, and
+// resolved with the rest.
 #pragma once
 
 #include <memory>

@@ -12,8 +12,8 @@
 #include "options/check_options.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
-#include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "plan/fallback_step.h"
 #include "plan/step_time.h"
 #include "train/planned_program.h"
@@ -90,22 +90,19 @@ std::optional<Tried> try_flags(Options options, const Flags& flags, int32_t rank
       set_option(options, *find_option(name), value.empty() ? "true" : value);
     }
     check_options(options);
-    const ModelConfig config = load_model_config(options);
-    const ModelState state = declare_model_state(
-        config, options.compute_dtype, /*trained=*/true,
-        {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
-    const TrainingStepOptions of_step = training_step_options(options, config);
-    const TrainingStep step = build_training_step(config, state, of_step);
+    const StepSpec spec = step_spec_of(options, load_model_config(options));
+    const ModelState state = spec.state_of(rank);
+    const TrainingStep step = build_training_step(spec.model, state, spec.options);
     const auto planned = [&](const Program& program) { return plan_program(program, options); };
     MemoryPlan plan = planned(*step.program);
     Tried tried;
-    if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options, config)) {
-      const Layout& layout = state.part.run->layout;
+    if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options, spec.model)) {
+      const Layout& layout = spec.layout->layout;
       tried.seconds = seconds_alone(time_program(*step.program, plan, *cluster, layout, rank),
                                     cluster->model.launch_seconds) /
-                      (of_step.micro_batches * of_step.micro_batch_size * layout.dp());
+                      (spec.options.micro_batches * spec.options.micro_batch_size * layout.dp());
     }
-    plan_fallback_step(config, state, of_step, step, plan, planned);
+    plan_fallback_step(spec.model, state, spec.options, step, plan, planned);
     tried.remedy = {text_of(flags), plan.total_bytes(), plan.host_bytes(), std::nullopt};
     return tried;
   } catch (const UserError&) {

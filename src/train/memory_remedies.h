@@ -1,6 +1,7 @@
 // What would make a training step smaller that does not fit: flags, the bytes that the step plans
 // with them, and, on the GPUs of --gpus, what they cost in time. No bytes are estimated: the same
-// program is built and planned with each.
+// program is built and planned with each. It takes Options, sets more of them, and resolves
+// them again.
 //
 // Allocates no state. Any thread.
 #pragma once

@@ -15,7 +15,6 @@
 #include "io/file.h"
 #include "io/hf_config.h"
 #include "io/json.h"
-#include "options/model_options.h"
 #include "train/loaded_model.h"
 #include "train/training_checkpoint.h"
 
@@ -41,14 +40,8 @@ ModelSource source_at(const std::string& config_path, bool has_weights) {
           .files = read_hf_files(parent_path(config_path))};
 }
 
-// Of --model: a shape, whatever else its folder holds.
-ModelSource source_of_shape(const Options& options) {
-  const std::string path = config_path_of(options);
-  return path.empty() ? ModelSource{} : source_at(path, /*has_weights=*/false);
-}
-
-ModelSource source_of_weights(const Options& options, const std::optional<std::string>& finetuned) {
-  const std::string& pretrained = options.pretrained_checkpoint;
+ModelSource source_of_weights(const std::string& pretrained,
+                              const std::optional<std::string>& finetuned) {
   const std::string config = join_path(pretrained, kConfigFile);
   if (!finetuned && !pretrained.empty() && path_exists(config)) {
     return source_at(config, /*has_weights=*/true);
@@ -108,10 +101,13 @@ ModelSource whole_source(const RunIdentity& identity) {
   return source;
 }
 
-ModelSource source_of_run(const Options& options, const TokenizerModel& tokenizer,
-                          const std::optional<std::string>& finetuned) {
-  ModelSource source = source_of_weights(options, finetuned);
-  if (source.config_json.empty()) source = source_of_shape(options);
+ModelSource source_of_run(const RunSpec& spec, const std::optional<std::string>& finetuned) {
+  const TokenizerModel& tokenizer = spec.tokenizer;
+  ModelSource source = source_of_weights(spec.load.pretrained, finetuned);
+  if (source.config_json.empty()) {  // a shape, whatever else its folder holds
+    source = spec.config_path.empty() ? ModelSource{}
+                                      : source_at(spec.config_path, /*has_weights=*/false);
+  }
   const std::string_view name = file_name_of(tokenizer);
   const HfFile* own = find_file(source.files, name);
   if (name.empty() && source.has_weights) return source;  // bytes are no reason to drop the text's
@@ -170,17 +166,18 @@ HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& t
   return result;
 }
 
-void require_clear_weights(const Options& options) {
+void require_clear_weights(const RunSpec& spec) {
+  const std::string& model = spec.model_name;
   std::error_code error;
-  if (!options.pretrained_checkpoint.empty() || options.model.empty() ||
-      !std::filesystem::is_directory(options.model, error) || !holds_weights(options.model)) {
+  if (!spec.load.pretrained.empty() || model.empty() ||
+      !std::filesystem::is_directory(model, error) || !holds_weights(model)) {
     return;
   }
   throw_bad_request(fmt::format(
       "--model {0}: the folder holds weights, and nothing says whether the run starts "
       "from them. Give --pretrained-checkpoint {0}, too, to start from them, or --model "
       "{1} for the shape alone, with random weights.",
-      options.model, join_path(options.model, kConfigFile)));
+      model, join_path(model, kConfigFile)));
 }
 
 }  // namespace troupe

@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer.h"
 #include "io/hf_files.h"
 #include "io/hf_weights.h"
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "train/run_identity.h"
 
 namespace troupe {
@@ -21,11 +20,10 @@ struct SavedModel;
 // The source of a saved run with the tokenizer's own file among the files.
 ModelSource whole_source(const RunIdentity& identity);
 
-// Of a new run with these options: from the weights' folder or checkpoint (--pretrained-checkpoint,
+// Of a new run: from the weights' folder or checkpoint (--pretrained-checkpoint,
 // or the one at `finetuned`, of --load --finetune), else from --model. A tokenizer of another file
 // takes the place of theirs, with the files beside it.
-ModelSource source_of_run(const Options& options, const TokenizerModel& tokenizer,
-                          const std::optional<std::string>& finetuned);
+ModelSource source_of_run(const RunSpec& spec, const std::optional<std::string>& finetuned);
 
 // What `troupe convert` writes, with the weights as `type` (unset: as the model has them, in a
 // folder also quantised). A bad request when the model has no Hugging Face form.
@@ -33,6 +31,6 @@ HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& t
 
 // Refuses (bad request) to train from random weights where --model names a folder that holds some
 // and no flag says whether they are meant. A file config.json names the shape alone.
-void require_clear_weights(const Options& options);
+void require_clear_weights(const RunSpec& spec);
 
 }  // namespace troupe

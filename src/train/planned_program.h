@@ -25,7 +25,8 @@ struct PlannedProgram {
 MemoryPlan plan_program(const Program& program, int threads, Device device, const DeviceTraits& gpu,
                         bool oracle = false);
 
-// The same by what options say: for their device, and on --gpus or this machine's first GPU.
+// The same for those who vary options, by what these say: for their device, and on --gpus or this
+// machine's first GPU.
 MemoryPlan plan_program(const Program& program, const Options& options);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation

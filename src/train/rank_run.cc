@@ -30,6 +30,10 @@ std::string describe_differences(const Options& expected, const Options& other) 
 
 }  // namespace
 
+bool leads(const ProcessGroup* processes) {
+  return processes == nullptr || processes->own_ranks().front() == 0;
+}
+
 void require_same_options(const Options& options, ProcessGroup& group, int32_t rank) {
   const std::vector<std::string> all = group.gather(rank, to_json(options));
   std::map<std::string, std::vector<int32_t>> ranks_of;  // by difference

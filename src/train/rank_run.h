@@ -15,6 +15,9 @@
 
 namespace troupe {
 
+// Whether this process has rank 0, which alone speaks. `processes`: null where it is alone.
+bool leads(const ProcessGroup* processes);
+
 // A run of spec.ranks ranks: `processes` if a launcher has started them (all must call it), or
 // threads of this one. make(rank, group) gives a pointer to what a rank works with and is called
 // for the ranks of this process one after the other; then body(*pointer) runs for all ranks at

@@ -52,19 +52,19 @@ std::string folder_name(const std::string& model, uint64_t digits, uint64_t numb
 
 }  // namespace
 
-std::string make_run_folder(const Options& options, ProcessGroup* processes) {
+std::string make_run_folder(const std::string& model, ProcessGroup* processes) {
   const int32_t rank = processes == nullptr ? 0 : processes->own_ranks().front();
-  const std::string model = model_name(options.model);
+  const std::string name = model_name(model);
   uint64_t digits = digits_of_now();
   uint64_t number = 1;
   if (rank == 0) {
     Disk().make_directories("runs");
-    while (::mkdir(folder_name(model, digits, number).c_str(), 0777) != 0) {
+    while (::mkdir(folder_name(name, digits, number).c_str(), 0777) != 0) {
       if (errno != EEXIST || ++number > kMostOfASecond) {
         throw_failed(fmt::format(
             "Cannot make the folder {} for the run: {}. Say where to save with --save DIR, or "
             "--no-save.",
-            folder_name(model, digits, number), std::strerror(errno)));
+            folder_name(name, digits, number), std::strerror(errno)));
       }
     }
   }
@@ -72,7 +72,7 @@ std::string make_run_folder(const Options& options, ProcessGroup* processes) {
     digits = processes->exchange(rank, digits).front();
     number = processes->exchange(rank, number).front();
   }
-  return folder_name(model, digits, number);
+  return folder_name(name, digits, number);
 }
 
 void remove_if_empty(const std::string& folder) {

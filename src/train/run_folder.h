@@ -5,13 +5,12 @@
 #include <string>
 
 #include "comm/process_group.h"
-#include "options/options.h"
 
 namespace troupe {
 
-// Makes a new folder and returns its name, the same on all ranks; all processes of a launcher must
-// call it at once. `processes`: null for a run of one process.
-std::string make_run_folder(const Options& options, ProcessGroup* processes);
+// `model`: as --model says it. Makes a new folder and returns its name, the same on all ranks; all
+// processes of a launcher must call it at once. `processes`: null for a run of one process.
+std::string make_run_folder(const std::string& model, ProcessGroup* processes);
 
 // Removes a folder of make_run_folder() in which nothing was written.
 void remove_if_empty(const std::string& folder);

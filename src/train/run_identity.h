@@ -50,7 +50,7 @@ struct RunIdentity {
   // Samples that the order of the training data is made for (SampleOptions::num_samples). A run
   // that goes on keeps it while that order lasts, so it is not compared.
   int64_t ordered_samples = 0;
-  std::string data;  // fingerprint() of the data sets; another one is only warned of
+  std::string data = {};  // fingerprint() of the data sets; another one is only warned of
   std::vector<DataHash> data_hashes = {};  // of their contents; empty in older checkpoints
   std::string options_json;                // all options, for the reader of the file; not compared
   ModelSource source = {};                 // for `troupe convert`; not compared

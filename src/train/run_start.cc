@@ -44,101 +44,80 @@ std::string describe_weights(const std::string& folder) {
 
 }  // namespace
 
-RunStart::RunStart(const Options& options, const RunSpec& spec, const RankSession& session,
+LoadedCheckpoint find_loaded(const LoadSpec& load, const std::string& save, const RunLog& log) {
+  LoadedCheckpoint loaded;
+  if (load.folder.empty()) return loaded;
+  std::vector<std::string> incomplete;
+  loaded.path = find_checkpoint(load.folder, load.step, &incomplete);
+  if (!loaded.path && has_checkpoint_folders(load.folder)) {
+    throw_failed(fmt::format(
+        "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
+        "move the folder away to start from the beginning.",
+        load.folder, incomplete.back()));
+  }
+  // A warning: the run goes on from an earlier step than its owner may think.
+  for (const std::string& line : incomplete) log.warn(line);
+  if (loaded.path) {
+    const Checkpoint checkpoint = Checkpoint::open(*loaded.path);
+    loaded.stored = read_stored_run(checkpoint);
+    loaded.hash = checkpoint.hash();
+    const RunIdentity& run = loaded.stored->identity;
+    if (load.takes_model) {
+      loaded.args = SavedArgs{run.model, run.sequence, run.compute_dtype, run.tokenizer};
+    }
+    return loaded;
+  }
+  if (!same_folder(load.folder, save) || load.is_required) {
+    throw_bad_request(
+        fmt::format("--load {}: there is no complete checkpoint in it.", load.folder));
+  }
+  log.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", load.folder));
+  return loaded;
+}
+
+RunStart::RunStart(const RunSpec& spec, const LoadedCheckpoint& loaded, const RankSession& session,
                    const RunLog& log)
-    : options_(options), spec_(spec), session_(session), log_(log) {
-  find_start();
-  describe_run();
-  step_options_ = training_step_options(options_, identity_.model);
-  layout_ =
-      std::make_shared<const RunLayout>(run_layout_of(options_, identity_.model, session.group()));
-  identity_.sequence = step_options_.sequence;
-  batch_sizes_ = make_batch_sizes(options_, identity_.sequence);
+    : spec_(spec), loaded_(loaded), session_(session), log_(log) {
+  Options saved = spec.options;
+  saved.quiet = false;  // of the terminal, not of the run
+  identity_ = {.model = spec.step.model,
+               .compute_dtype = spec.step.dtype,
+               .seed = spec.step.options.seed,
+               .sequence = spec.step.options.sequence,
+               .split = spec.data.split,
+               .tokenizer = spec.tokenizer,
+               .schedules = spec.schedules,
+               .options_json = to_json(saved)};
   if (goes_on()) go_on();
-  // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
-  step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
   find_source();
   find_last_step();
   open_data();
 }
 
-void RunStart::find_start() {
-  if (spec_.load.folder.empty()) return;
-  std::vector<std::string> incomplete;
-  load_path_ = find_checkpoint(spec_.load.folder, spec_.load.step, &incomplete);
-  if (!load_path_ && has_checkpoint_folders(spec_.load.folder)) {
-    throw_failed(fmt::format(
-        "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
-        "move the folder away to start from the beginning.",
-        spec_.load.folder, incomplete.back()));
-  }
-  // A warning: the run goes on from an earlier step than its owner may think.
-  for (const std::string& line : incomplete) log_.warn(line);
-  if (load_path_) {
-    const Checkpoint checkpoint = Checkpoint::open(*load_path_);
-    stored_ = read_stored_run(checkpoint);
-    stored_hash_ = checkpoint.hash();
-    return;
-  }
-  if (!same_folder(spec_.load.folder, spec_.save.folder) || spec_.load.is_required) {
-    throw_bad_request(
-        fmt::format("--load {}: there is no complete checkpoint in it.", spec_.load.folder));
-  }
-  log_.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", spec_.load.folder));
-}
-
 bool RunStart::goes_on() const {
-  const bool is_dense_source =
-      spec_.load.upcycling_granularity > 0 && stored_ && stored_->identity.model.num_experts == 0;
-  return load_path_ && !spec_.load.finetune && !is_dense_source;
-}
-
-void RunStart::describe_run() {
-  const ModelConfig* base = nullptr;
-  if (spec_.load.takes_model && stored_) {
-    const RunIdentity& saved = stored_->identity;
-    const Options defaults;
-    base = &saved.model;
-    if (!options_.seq_length) options_.seq_length = saved.sequence;
-    if (options_.compute_dtype == defaults.compute_dtype) {
-      options_.compute_dtype = saved.compute_dtype;
-    }
-    if (options_.tokenizer_type == defaults.tokenizer_type && options_.tokenizer_model.empty()) {
-      options_.tokenizer_type = saved.tokenizer.type;
-      identity_.tokenizer = saved.tokenizer;
-    }
-  }
-  identity_.model = load_model_config(options_, base);
-  identity_.compute_dtype = options_.compute_dtype;
-  identity_.seed = static_cast<uint64_t>(options_.seed);
-  data_ = data_spec_of(options_);
-  identity_.split = data_.split;
-  if (identity_.tokenizer.contents.empty()) {
-    identity_.tokenizer = read_tokenizer_of(options_);
-  }
-  identity_.schedules = make_schedules(options_);
-  Options saved = options_;
-  saved.quiet = false;  // of the terminal, not of the run
-  identity_.options_json = to_json(saved);
+  const bool is_dense_source = spec_.load.upcycling_granularity > 0 && loaded_.stored &&
+                               loaded_.stored->identity.model.num_experts == 0;
+  return loaded_.path && !spec_.load.finetune && !is_dense_source;
 }
 
 void RunStart::go_on() {
-  resumed_ = stored_;
-  require_same_run(*resumed_, identity_, *load_path_, spec_.load.any_seed);
+  resumed_ = &*loaded_.stored;
+  require_same_run(*resumed_, identity_, *loaded_.path, spec_.load.any_seed);
   if (!resumed_->parts.optimizer && spec_.load.optimizer) {
     throw_bad_request(fmt::format(
         "{} was saved without the optimizer's state (--no-save-optim). Give --no-load-optim to go "
         "on with a fresh optimizer, or --finetune to start a new run from its weights.",
-        *load_path_));
+        *loaded_.path));
   }
   if (spec_.load.keeps_schedules) {
     identity_.schedules = resumed_->identity.schedules;
   } else if (!spec_.load.any_schedules) {
-    require_same_schedules(*resumed_, identity_.schedules, *load_path_);
+    require_same_schedules(*resumed_, identity_.schedules, *loaded_.path);
   }
   position_ = resumed_->position;
   if (!spec_.load.optimizer) position_.updates = position_.scheduled_samples = 0;
-  for (const std::string& line : changed_option_lines(resumed_->identity.options_json, options_)) {
+  for (const std::string& line :
+       changed_option_lines(resumed_->identity.options_json, spec_.options)) {
     if (line.starts_with("Warning")) {
       log_.warn(line);
     } else {
@@ -148,14 +127,13 @@ void RunStart::go_on() {
 }
 
 void RunStart::find_source() {
-  if (!load_path_) require_clear_weights(options_);
+  if (!loaded_.path) require_clear_weights(spec_);
   if (is_upcycled()) dense_model_of(identity_.model, spec_.load.upcycling_granularity);
-  if (resumed_ && !resumed_->identity.source.is_empty()) {
+  if (resumed_ != nullptr && !resumed_->identity.source.is_empty()) {
     identity_.source = resumed_->identity.source;
     return;
   }
-  identity_.source =
-      source_of_run(options_, identity_.tokenizer, resumed_ ? std::nullopt : load_path_);
+  identity_.source = source_of_run(spec_, resumed_ != nullptr ? std::nullopt : loaded_.path);
 }
 
 void RunStart::find_last_step() {
@@ -164,10 +142,10 @@ void RunStart::find_last_step() {
     return;
   }
   last_step_ = position_.step +
-               batch_sizes_.steps_between(position_.consumed_samples, *spec_.length.samples);
+               spec_.batch_sizes.steps_between(position_.consumed_samples, *spec_.length.samples);
   if (last_step_ == 0) {
     throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
-                                  *spec_.length.samples, batch_sizes_.at(0)));
+                                  *spec_.length.samples, spec_.batch_sizes.at(0)));
   }
 }
 
@@ -179,14 +157,14 @@ void RunStart::open_data() {
                     "(--vocab-size).",
                     tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
   }
-  if (data_.needs_padding && tokenizer->pad() < 0) {
+  if (spec_.data.needs_padding && tokenizer->pad() < 0) {
     throw_bad_request(
         fmt::format("--moe-router-ignore-padding: the {} tokenizer has no token that stands for "
                     "padding. Name one with a pad_token, or leave the option out.",
                     tokenizer->name()));
   }
   const DataSets data =
-      open_run_data(data_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
+      open_run_data(spec_.data, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
   identity_.data = fingerprint(data);
   // Ranks of one process read the same files; one of them is enough.
   const ProcessGroup* const group = session_.group();
@@ -194,7 +172,7 @@ void RunStart::open_data() {
       data.sets, group == nullptr || session_.rank() == group->own_ranks().front());
   identity_.data_hashes = hasher_->hashes();
   for (const auto& set : data.sets) data_prefixes_.push_back(set->prefix());
-  if (resumed_ && resumed_->identity.data != identity_.data) {
+  if (resumed_ != nullptr && resumed_->identity.data != identity_.data) {
     log_.warn(
         fmt::format("Warning: the run goes on with other data. Until now: {}. From here on: {}.",
                     resumed_->identity.data, identity_.data));
@@ -206,17 +184,17 @@ void RunStart::open_data() {
                               .vocab_size = identity_.model.vocab_size,
                               .eod = tokenizer->eod(),
                               .pad = tokenizer->pad(),
-                              .eod_mask_loss = data_.eod_mask_loss,
-                              .reset_attention_mask = data_.reset_attention_mask,
+                              .eod_mask_loss = spec_.data.eod_mask_loss,
+                              .reset_attention_mask = spec_.data.reset_attention_mask,
                               .progress = [this](const std::string& line) { log_.say(line); }};
   training_data_ = order_training_data(data, samples);
   if (!spec_.evaluation.evaluates()) return;
-  evaluation_sets_ = open_evaluation_sets(validation_spec_of(options_), samples, data, data_.split);
+  evaluation_sets_ = open_evaluation_sets(spec_.validation, samples, data, spec_.data.split);
 }
 
 void RunStart::require_data_of_checkpoint() const {
-  if (!resumed_ || spec_.load.any_data) return;
-  require_same_data(*resumed_, identity_, data_prefixes_, *load_path_);
+  if (resumed_ == nullptr || spec_.load.any_data) return;
+  require_same_data(*resumed_, identity_, data_prefixes_, *loaded_.path);
 }
 
 void RunStart::finish_hashing() {
@@ -238,7 +216,7 @@ int64_t RunStart::needed_samples() const {
   // fewer.
   if (spec_.length.samples) return std::max(*spec_.length.samples, position_.consumed_samples);
   // Where a run's length is in steps, they have one size.
-  const int64_t step_samples = batch_sizes_.largest();
+  const int64_t step_samples = spec_.batch_sizes.largest();
   const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);
   if (steps > (kMostSamples - position_.consumed_samples) / step_samples) {
     throw_bad_request(
@@ -256,7 +234,7 @@ std::unique_ptr<SampleSource> RunStart::order_training_data(const DataSets& data
     const int64_t ordered = resumed_->identity.ordered_samples;
     options.num_samples = identity_.ordered_samples = ordered;
     options.num_read = needed;
-    auto source = make_source(data, data_.split, options);
+    auto source = make_source(data, spec_.data.split, options);
     if (source->num_samples() >= needed) {
       if (needed != ordered) {
         log_.say(
@@ -274,15 +252,15 @@ std::unique_ptr<SampleSource> RunStart::order_training_data(const DataSets& data
   }
   options.num_samples = identity_.ordered_samples = needed;
   options.num_read = 0;
-  return make_source(data, data_.split, options);
+  return make_source(data, spec_.data.split, options);
 }
 
 void RunStart::require_same_files() const {
   if (session_.group() == nullptr) return;
   RankFacts facts = {{"the position in the data", std::to_string(position_.consumed_samples)}};
-  if (stored_) {
-    facts.push_back({"the checkpoint in " + *load_path_,
-                     "one whose index has the xxh3 " + hash_to_hex(stored_hash_)});
+  if (loaded_.stored) {
+    facts.push_back({"the checkpoint in " + *loaded_.path,
+                     "one whose index has the xxh3 " + hash_to_hex(loaded_.hash)});
   } else if (!spec_.load.pretrained.empty()) {
     facts.push_back(
         {"what lies in --pretrained-checkpoint", describe_weights(spec_.load.pretrained)});
@@ -302,8 +280,8 @@ void RunStart::require_same_files() const {
 
 void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
   if (is_upcycled()) return upcycle_weights(session);
-  if (load_path_)
-    return load_checkpoint(*load_path_, /*resume=*/resumed_.has_value(), session, saver);
+  if (loaded_.path)
+    return load_checkpoint(*loaded_.path, /*resume=*/resumed_ != nullptr, session, saver);
   if (spec_.load.pretrained.empty()) {
     initialize_parameters(session.state(), session.storage(), identity_.seed, session.pool());
     return;
@@ -329,7 +307,7 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
                                      : fmt::format("{} of them are", trained)));
     }
     const bool by_bytes =
-        identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");
+        identity_.tokenizer.type == "byte" && !was_given(spec_.options, "tokenizer-type");
     if (by_bytes && path_exists(join_path(pretrained, "tokenizer.json"))) {
       log_.say(
           fmt::format("The data are read as bytes, though {0} has a tokenizer: give "
@@ -360,7 +338,7 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
 }
 
 void RunStart::upcycle_weights(const RankSession& session) const {
-  const std::string& path = load_path_ ? *load_path_ : spec_.load.pretrained;
+  const std::string& path = loaded_.path ? *loaded_.path : spec_.load.pretrained;
   const SavedModel dense = find_model(path, identity_.compute_dtype);
   if (!dense.passed_over.empty())
     log_.warn("Warning: --pretrained-checkpoint " + dense.passed_over);

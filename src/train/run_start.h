@@ -1,13 +1,10 @@
-// How a training run starts: from options, and from the checkpoint that --load means, to what the
-// run is, where it begins and ends, the data that it reads and the weights that it has.
+// How a training run starts: from what it is asked to do, and from the checkpoint that --load
+// means, to what the run is, where it begins and ends, the data that it reads and the weights that
+// it has.
 //
-// Model, layout, step and schedules are made here, and are no parts of RunSpec
-// (options/run_spec.h), which options alone decide: with --use-checkpoint-args the checkpoint has a
-// say in each of them.
-//
-// Construction reads what the checkpoint says and opens the data; it allocates nothing large. Every
-// rank has a RunStart; what says "all ranks" is called by all of them at once. Borrows all
-// arguments. One thread. Errors are UserErrors that name the flag or the file.
+// Construction opens the data; it allocates nothing large. Every rank has a RunStart; what says
+// "all ranks" is called by all of them at once. Borrows all arguments. One thread. Errors are
+// UserErrors that name the flag or the file.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +14,6 @@
 #include <vector>
 
 #include "options/run_spec.h"
-#include "options/schedules.h"
-#include "passes/step_programs.h"
 #include "train/data_hash.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
@@ -29,21 +24,28 @@
 
 namespace troupe {
 
+// What lies where --load points.
+struct LoadedCheckpoint {
+  std::optional<std::string> path;  // unset: there is none
+  std::optional<StoredRun> stored;  // what it says
+  uint64_t hash = 0;                // of its index
+  std::optional<SavedArgs> args;    // where the run takes its model from it
+};
+
+// `save`: the folder that the run saves into, in which there need not be any checkpoint yet. Warns
+// of checkpoints that are damaged.
+LoadedCheckpoint find_loaded(const LoadSpec& load, const std::string& save, const RunLog& log);
+
 class RunStart {
  public:
-  RunStart(const Options& options, const RunSpec& spec, const RankSession& session,
+  RunStart(const RunSpec& spec, const LoadedCheckpoint& loaded, const RankSession& session,
            const RunLog& log);
 
-  // Those of the run: with what --use-checkpoint-args takes from the checkpoint.
-  const Options& options() const { return options_; }
   const RunIdentity& identity() const { return identity_; }
   const TrainingPosition& position() const { return position_; }  // where the run begins
   int64_t last_step() const { return last_step_; }
-  const BatchSizeSchedule& batch_sizes() const { return batch_sizes_; }
   // What the whole run takes, in samples: what was consumed before, and the steps still to do.
   int64_t needed_samples() const;
-  std::shared_ptr<const RunLayout> layout() const { return layout_; }
-  const TrainingStepOptions& largest_step() const { return step_options_; }
 
   const std::vector<std::string>& data_prefixes() const { return data_prefixes_; }
   const SampleSource& training_data() const { return *training_data_; }
@@ -66,10 +68,6 @@ class RunStart {
   void finish_hashing();
 
  private:
-  // Where --load points.
-  void find_start();
-  // What the run is, by the options, or with --use-checkpoint-args by the checkpoint.
-  void describe_run();
   // Does the run go on from the checkpoint, rather than take its weights?
   bool goes_on() const;
   // From the checkpoint on; refuses what is not this run.
@@ -89,21 +87,14 @@ class RunStart {
                        RunSaver& saver) const;
   void upcycle_weights(const RankSession& session) const;
 
-  Options options_;
   const RunSpec& spec_;
+  const LoadedCheckpoint& loaded_;
   const RankSession& session_;
   const RunLog& log_;
-  DataSpec data_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
-  BatchSizeSchedule batch_sizes_;
-  std::shared_ptr<const RunLayout> layout_;
-  TrainingStepOptions step_options_;
-  std::optional<std::string> load_path_;  // the checkpoint that --load means
-  std::optional<StoredRun> stored_;       // what it says
-  uint64_t stored_hash_ = 0;
-  std::optional<StoredRun> resumed_;  // the same, if the run goes on from it
+  const StoredRun* resumed_ = nullptr;  // what the checkpoint says, if the run goes on from it
 
   std::vector<std::string> data_prefixes_;
   std::unique_ptr<DataHasher> hasher_;  // until all hashes are complete

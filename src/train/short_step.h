@@ -4,7 +4,7 @@
 // rounds on, a further one takes the same time, and no bytes but those of its inputs
 // (passes/memory_plan.h).
 //
-// Pure functions; any thread.
+// Pure functions of Options, which are resolved afterwards; any thread.
 #pragma once
 
 #include <cstdint>

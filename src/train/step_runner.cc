@@ -27,15 +27,16 @@ bool is_finite(const TensorView& view) {
 
 }  // namespace
 
-StepRunner::StepRunner(const RunSpec& spec, const RunIdentity& identity,
-                       const TrainingStepOptions& step, const SampleSource& data,
+StepRunner::StepRunner(const RunSpec& spec, const RunIdentity& identity, const SampleSource& data,
                        RankSession& session, const RunLog& log)
     : spec_(spec),
       identity_(identity),
       session_(session),
       log_(log),
       feed_(data),
-      step_options_(step) {
+      step_options_(spec.step.options) {
+  // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
+  step_options_.decoupled_learning_rate = identity.schedules.decoupled_learning_rate.has_value();
   if (!spec.oracle) hardware_ = hardware_of_run(spec.hardware, session);
 }
 

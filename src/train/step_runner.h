@@ -30,9 +30,8 @@ namespace troupe {
 
 class StepRunner {
  public:
-  // `step`: of the run's largest batch.
-  StepRunner(const RunSpec& spec, const RunIdentity& identity, const TrainingStepOptions& step,
-             const SampleSource& data, RankSession& session, const RunLog& log);
+  StepRunner(const RunSpec& spec, const RunIdentity& identity, const SampleSource& data,
+             RankSession& session, const RunLog& log);
 
   // Builds, verifies and plans the step for a global batch of this size, on the state that the
   // session has declared. Allocates nothing large.

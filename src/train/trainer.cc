@@ -30,25 +30,25 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
+Trainer::Trainer(const RunSpec& spec, const LoadedCheckpoint& loaded, int32_t rank,
+                 ProcessGroup* group)
     : begin_(Clock::now()),
-      spec_(run_spec_of(options)),
+      spec_(spec),
       session_(spec_.device, rank, group),
       log_(spec_.report, session_.leads()),
-      start_(options, spec_, session_, log_),
+      start_(spec_, loaded, session_, log_),
       saver_(spec_.save, rank, group),
-      runner_(spec_, start_.identity(), start_.largest_step(), start_.training_data(), session_,
-              log_),
+      runner_(spec_, start_.identity(), start_.training_data(), session_, log_),
       position_(start_.position()) {
   const RunIdentity& run = start_.identity();
-  session_.declare(run.model, run.compute_dtype, /*trained=*/true, start_.layout());
-  const int32_t largest = start_.batch_sizes().largest();
+  session_.declare(run.model, run.compute_dtype, /*trained=*/true, spec_.step.layout);
+  const int32_t largest = spec_.batch_sizes.largest();
   runner_.build(largest);
   if (start_.evaluation_sets().empty()) return;
   const EvaluationSpec& evaluation = spec_.evaluation;
   evaluation_plan_ = plan_evaluation(run.model, session_, start_.evaluation_sets(),
                                      evaluation.micro_batch_size, evaluation.samples(largest),
-                                     evaluation.loss_chunk_tokens, start_.largest_step().precision);
+                                     evaluation.loss_chunk_tokens, spec_.step.options.precision);
   evaluation_bytes_ = evaluation_plan_.own_bytes();
 }
 
@@ -121,7 +121,7 @@ void Trainer::check_with_others() const {
   if (evaluation_plan_.step.program != nullptr) {
     programs.push_back({evaluation_plan_.step.program.get(), &evaluation_plan_.memory});
   }
-  session_.check(programs, remedies_of_training(options(), session_.rank()));
+  session_.check(programs, remedies_of_training(spec_.options, session_.rank()));
 }
 
 void Trainer::prepare() {
@@ -145,10 +145,10 @@ void Trainer::print_start() const {
   const ModelConfig& model = start_.identity().model;
   std::string text;
   if (spec_.report.verbose) {
-    text += describe(options());
+    text += describe(spec_.options);
   } else {
     text += "Options of troupe train that differ from the defaults (--verbose: all)\n";
-    text += wrap_words(changed_flags(options()), kDefaultColumns, 2, 2) + "\n";
+    text += wrap_words(changed_flags(spec_.options), kDefaultColumns, 2, 2) + "\n";
   }
   const Model& parameters = *session_.state().model;
   text += fmt::format("Model: {} parameters, {} active per token, {} layers",
@@ -178,16 +178,16 @@ void Trainer::print_start() const {
     text += describe_use(source, evaluated);
   }
   text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
-                      start_.batch_sizes().stages.size() > 1 ? "Largest step" : "Step",
+                      spec_.batch_sizes.stages.size() > 1 ? "Largest step" : "Step",
                       runner_.program().op_count(), runner_.batch_size(),
-                      runner_.batch_size() / start_.largest_step().micro_batch_size);
+                      runner_.batch_size() / spec_.step.options.micro_batch_size);
   if (spec_.device.ranks > 1) {
     const Layout& layout = session_.layout();
     text += fmt::format(
         "{} ranks of {} threads: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
         "{} micro-batches of the step each\n",
         spec_.device.ranks, session_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
-        layout.etp(), layout.ep(), layout.edp(), start_.largest_step().micro_batches);
+        layout.etp(), layout.ep(), layout.edp(), spec_.step.options.micro_batches);
   }
   if (const int32_t replicas = session_.layout().dp();
       model.moe_global_aux_loss_coeff > 0 && replicas > 1) {
@@ -218,14 +218,14 @@ void Trainer::open_log() {
   }
   log_.open(spec_.save.folder,
             {.step = position_.step,
-             .device = value_text(options(), "device"),
+             .device = value_text(spec_.options, "device"),
              .ranks = spec.ranks,
-             .model = options().model,
+             .model = spec_.model_name,
              .parameters = session_.state().model->parameter_count(),
              .active_parameters = session_.state().model->active_parameter_count(),
              .data = start_.data_prefixes(),
              .matmul_limit_tflops = limit / 1e12},
-            to_toml(options()),
+            to_toml(spec_.options),
             {.last_step = start_.last_step(),
              .last_token = start_.needed_samples() * run.sequence,
              .log_interval = spec_.report.log_interval,
@@ -235,7 +235,7 @@ void Trainer::open_log() {
 }
 
 void Trainer::do_step(bool looks) {
-  metrics_ = runner_.run(position_, start_.batch_sizes().at(position_.consumed_samples), looks);
+  metrics_ = runner_.run(position_, spec_.batch_sizes.at(position_.consumed_samples), looks);
   const bool is_last = position_.step == start_.last_step();
   log_.step(metrics_, is_last || position_.step % spec_.report.log_interval == 0);
   if (metrics_.skipped) note_skipped_step();
@@ -257,7 +257,7 @@ void Trainer::warn_of_slow_steps() {
 }
 
 void Trainer::leave_step_out() {
-  position_.consumed_samples += start_.batch_sizes().at(position_.consumed_samples);
+  position_.consumed_samples += spec_.batch_sizes.at(position_.consumed_samples);
   position_.step += 1;
   log_.say(fmt::format("step {}: left out, its samples consumed (--iterations-to-skip)",
                        position_.step));
@@ -268,7 +268,7 @@ void Trainer::note_skipped_step() const {
   if (std::isfinite(metrics_.grad_norm)) {
     log_.say(fmt::format(
         "step {}: update skipped; the gradients' norm {} is above --grad-norm-skip-threshold {}",
-        position_.step, metrics_.grad_norm, start_.largest_step().skip_norm));
+        position_.step, metrics_.grad_norm, spec_.step.options.skip_norm));
     return;
   }
   log_.say(fmt::format("step {}: update skipped; not finite: gradients of {}", position_.step,
@@ -366,11 +366,14 @@ ExitStatus train(const Options& options, ProcessGroup* processes) {
   const uint64_t usable = options.use_checkpoint_args ? 0 : usable_bytes_of_all(options, processes);
   const Options chosen =
       usable == 0 ? options : with_expert_room(options, load_model_config(options), usable);
+  const RunLog log(report_spec_of(chosen), leads(processes));
+  const LoadedCheckpoint loaded = find_loaded(load_spec_of(chosen), chosen.save, log);
+  const RunSpec spec = run_spec_of(chosen, loaded.args, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
-      device_spec_of(chosen), processes,
+      spec.device, processes,
       [&](int32_t rank, ProcessGroup* group) {
-        return std::make_unique<Trainer>(chosen, rank, group);
+        return std::make_unique<Trainer>(spec, loaded, rank, group);
       },
       [&](Trainer& trainer) { status = trainer.run(); });
   return status;

@@ -36,9 +36,8 @@ namespace troupe {
 
 class Trainer {
  public:
-  // Rank `rank` of `group`, which has options.ranks ranks and must outlive the Trainer; null for a
-  // run of one rank. Borrows the options.
-  explicit Trainer(const Options& options, int32_t rank = 0, ProcessGroup* group = nullptr);
+  // Rank `rank` of `group`, which has the ranks of `spec`; null for a run of one rank. Borrows all.
+  Trainer(const RunSpec& spec, const LoadedCheckpoint& loaded, int32_t rank, ProcessGroup* group);
 
   // Trains. Returns `done` or `interrupted` (after saving). All ranks' run() must run at the same
   // time. Refuses at first (exit status 3) what the machine has not enough memory for, and programs
@@ -47,7 +46,6 @@ class Trainer {
 
  private:
   bool leads() const { return session_.leads(); }
-  const Options& options() const { return start_.options(); }
   // The bits that any rank has set. All ranks must ask.
   uint32_t votes_of_all(uint32_t votes) const;
   // Before anything is allocated: all ranks have the same files, their programs fit together, and
@@ -72,7 +70,7 @@ class Trainer {
   bool must_exit() const;
 
   std::chrono::steady_clock::time_point begin_;
-  RunSpec spec_;
+  const RunSpec& spec_;
   RankSession session_;
   RunLog log_;
   RunStart start_;

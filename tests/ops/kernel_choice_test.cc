@@ -18,12 +18,14 @@ constexpr DeviceTraits kHopper{.compute_capability = 90, .multiprocessors = 132}
 constexpr DeviceTraits kAmpere{.compute_capability = 80, .multiprocessors = 108};
 constexpr DeviceTraits kBlackwell{.compute_capability = 100, .multiprocessors = 148};
 
-// A program with one operation; emit(builder) gives it.
+// A program with one operation, of these multiprocessors; emit(builder) gives it.
 template <class Emit>
-KernelChoice choose(const DeviceTraits& gpu, const Emit& emit) {
+KernelChoice choose(const DeviceTraits& gpu, const Emit& emit,
+                    const Multiprocessors& multiprocessors = {}) {
   Program program(std::make_shared<const StateTable>());
   Builder builder(program);
   emit(builder);
+  program.set_multiprocessors(program.op_count() - 1, multiprocessors);
   const Op& op = program.op(program.op_count() - 1);
   return op.spec->cuda(OpView{program, op}, gpu);
 }
@@ -36,18 +38,22 @@ struct Groups {
   int64_t expected = 0;  // rows; 0: as many as `bound`
 };
 
-KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups) {
-  return choose(gpu, [&](Builder& builder) {
-    const ValueId offsets = builder.input("offsets", DType::i32, {9});
-    const ValueId weight =
-        builder.input("weight", groups.dtype, {8, groups.outputs, groups.inputs});
-    const ValueId rows = builder.program().add_value({.name = "rows",
-                                                      .dtype = groups.dtype,
-                                                      .shape = {groups.bound, groups.inputs},
-                                                      .role = Role::input,
-                                                      .rows = {offsets, 8, groups.expected}});
-    grouped_linear(builder, rows, weight, offsets, "y");
-  });
+KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups,
+                            const Multiprocessors& multiprocessors = {}) {
+  return choose(
+      gpu,
+      [&](Builder& builder) {
+        const ValueId offsets = builder.input("offsets", DType::i32, {9});
+        const ValueId weight =
+            builder.input("weight", groups.dtype, {8, groups.outputs, groups.inputs});
+        const ValueId rows = builder.program().add_value({.name = "rows",
+                                                          .dtype = groups.dtype,
+                                                          .shape = {groups.bound, groups.inputs},
+                                                          .role = Role::input,
+                                                          .rows = {offsets, 8, groups.expected}});
+        grouped_linear(builder, rows, weight, offsets, "y");
+      },
+      multiprocessors);
 }
 
 TEST(KernelChoice, OfProductsOfExperts) {
@@ -78,6 +84,16 @@ TEST(KernelChoice, OfProductsOfExperts) {
     EXPECT_EQ(choice.multiprocessors, each.gpu.multiprocessors);
     EXPECT_EQ(choice.needs.scratch, 0U);
   }
+}
+
+TEST(KernelChoice, KeepsToMultiprocessorsWherePersistent) {
+  const Multiprocessors leaves{.count = 20, .spares = true};
+  EXPECT_EQ(choose_grouped(kHopper, {}, leaves).multiprocessors, 112);
+  EXPECT_EQ(choose_grouped(kHopper, {.bound = 8 * 128}, leaves).multiprocessors, 112);
+  EXPECT_EQ(choose_grouped(kHopper, {.dtype = DType::f32}, leaves).multiprocessors, 132);
+  EXPECT_EQ(choose_grouped(kAmpere, {}, leaves).multiprocessors, 108);
+  const Multiprocessors leaves_most{.count = 100, .spares = true};
+  EXPECT_EQ(choose_grouped(kHopper, {}, leaves_most).multiprocessors, 66) << "at most half";
 }
 
 KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bool documents,

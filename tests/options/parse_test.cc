@@ -279,6 +279,13 @@ TEST(Parse, OtherNamesOfMegatronMeanTheSame) {
   EXPECT_TRUE(options.moe_router_padding_for_quantization);
   EXPECT_EQ(value_text(options, "activation"), "gelu-tanh");
   EXPECT_TRUE(parse({"plan", "--fake-init-process-group"}).fake_process_group);
+  for (const char* flag :
+       {"--moe-flex-dispatcher-num-sms", "--moe-deepep-num-sms", "--moe-hybridep-num-sms"}) {
+    EXPECT_EQ(parse({"plan", flag, "20"}).moe_flex_dispatcher_num_sms, 20) << flag;
+    EXPECT_EQ(refusal({"plan", std::string(flag) + "="}),
+              "--moe-flex-dispatcher-num-sms needs a value.")
+        << flag;
+  }
 }
 
 TEST(Parse, ContradictionsAreRefused) {

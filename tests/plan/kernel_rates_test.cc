@@ -123,5 +123,29 @@ TEST(KernelRates, OfExpertsDependOnTheirTiles) {
   EXPECT_NEAR(seconds(96) / seconds(128), expected(96, 0.75) / expected(128, 1), kTolerance);
 }
 
+TEST(KernelRates, OfExpertsAreThoseOfTheMultiprocessorsThatTheyTake) {
+  const std::unique_ptr<Program> program = testing::program_of(
+      "--model mixtral-tiny --seq-length 512 --hidden-size 512 --moe-ffn-hidden-size 256 --bf16 "
+      "--gpus 1xh100");
+  GpuModel gpu;
+  gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
+  gpu.bf16_flops = gpu.f32_flops = 1e9;
+  gpu.memory_bandwidth = gpu.host_bandwidth = 1e18;
+  int32_t products = 0;
+  for (int32_t i = 0; i < program->op_count(); ++i) {
+    const std::string_view kind = program->op(i).spec->name;
+    if (kind != "linear" && !kind.starts_with("grouped_linear")) continue;
+    const double with_all = seconds_of(*program, *program, i, gpu);
+    program->set_multiprocessors(i, {.count = 22, .spares = true});
+    const bool keeps = kind != "linear";
+    EXPECT_NEAR(seconds_of(*program, *program, i, gpu) / with_all, keeps ? 132.0 / 110 : 1,
+                kTolerance)
+        << kind;
+    EXPECT_EQ(leaves_multiprocessors({*program, program->op(i)}, gpu.traits), keeps) << kind;
+    products += keeps ? 1 : 0;
+  }
+  EXPECT_GT(products, 0);
+}
+
 }  // namespace
 }  // namespace troupe

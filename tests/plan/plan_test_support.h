@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "options/command_line.h"
-#include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "passes/step_programs.h"
 
 namespace troupe::testing {
@@ -19,11 +19,8 @@ inline std::unique_ptr<Program> program_of(const std::string& flags) {
   std::istringstream stream("plan " + flags);
   const std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
   const Options options = parse_command_line(words).options;
-  const ModelConfig config = load_model_config(options);
-  const ModelState state = declare_model_state(
-      config, options.compute_dtype, /*trained=*/true,
-      {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = 0});
-  return build_training_step(config, state, training_step_options(options, config)).program;
+  const StepSpec spec = step_spec_of(options, load_model_config(options));
+  return build_training_step(spec.model, spec.state_of(0), spec.options).program;
 }
 
 }  // namespace troupe::testing

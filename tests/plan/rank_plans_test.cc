@@ -8,10 +8,9 @@
 #include <numeric>
 #include <sstream>
 
-#include "model/parameters.h"
 #include "options/command_line.h"
-#include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/step_spec.h"
 #include "parallel/collective_schedule.h"
 #include "passes/memory_plan.h"
 #include "program/op_spec.h"
@@ -34,20 +33,15 @@ struct World {
     std::istringstream stream("plan --seq-length 16 --max-position-embeddings 16 " + flags);
     const std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
     options = parse_command_line(words).options;
-    config = load_model_config(options);
-    run = std::make_shared<const RunLayout>(run_layout_of(options, config));
-    step = training_step_options(options, config);
+    spec = step_spec_of(options, load_model_config(options));
     for (int32_t rank = 0; rank < options.ranks; ++rank) {
-      const ModelState state = declare_model_state(config, options.compute_dtype,
-                                                   /*trained=*/true, {.run = run, .rank = rank});
-      programs.push_back(build_training_step(config, state, step).program);
+      programs.push_back(
+          build_training_step(spec.model, spec.state_of(rank), spec.options).program);
     }
   }
 
   Options options;
-  ModelConfig config;
-  std::shared_ptr<const RunLayout> run;
-  TrainingStepOptions step;
+  StepSpec spec;
   std::vector<std::unique_ptr<Program>> programs;
 };
 
@@ -87,7 +81,7 @@ class RankClassesOf : public ::testing::TestWithParam<Case> {};
 
 TEST_P(RankClassesOf, HaveOneProgram) {
   const World world(GetParam().flags);
-  const RankClasses classes = classify_ranks(world.config, world.options.compute_dtype, world.run);
+  const RankClasses classes = classify_ranks(world.spec.model, world.spec.dtype, world.spec.layout);
   ASSERT_EQ(classes.class_of_rank.size(), world.programs.size());
   EXPECT_LT(classes.first_rank.size(), world.programs.size()) << "some ranks share a program";
   EXPECT_TRUE(std::is_sorted(classes.first_rank.begin(), classes.first_rank.end()));
@@ -103,9 +97,9 @@ TEST_P(RankClassesOf, HaveOneProgram) {
 TEST_P(RankClassesOf, HaveThePlansOfTheirRanks) {
   const World world(GetParam().flags);
   const std::vector<RankPlan> plans =
-      plan_ranks(world.config, world.options.compute_dtype, world.run, world.step,
+      plan_ranks(world.spec.model, world.spec.dtype, world.spec.layout, world.spec.options,
                  /*threads=*/1, /*workers=*/2);
-  const RankClasses classes = classify_ranks(world.config, world.options.compute_dtype, world.run);
+  const RankClasses classes = classify_ranks(world.spec.model, world.spec.dtype, world.spec.layout);
   ASSERT_EQ(plans.size(), classes.first_rank.size());
   EXPECT_EQ(std::accumulate(plans.begin(), plans.end(), 0,
                             [](int32_t sum, const RankPlan& plan) { return sum + plan.ranks; }),
@@ -119,7 +113,7 @@ TEST_P(RankClassesOf, HaveThePlansOfTheirRanks) {
   }
   std::vector<const Program*> all;
   for (const auto& program : world.programs) all.push_back(program.get());
-  verify_collectives(all, world.run->layout);
+  verify_collectives(all, world.spec.layout->layout);
 }
 
 constexpr Case kCases[] = {

@@ -109,6 +109,18 @@ TEST(StepTime, CountsOnlyWhatOfAnExchangeIsExposed) {
   EXPECT_DOUBLE_EQ(time.idle, 0);
 }
 
+TEST(StepTime, AnExchangeTakesNothingFromAProductThatLeavesItMultiprocessors) {
+  TimedOperation over_nvlink = exchange(3);
+  over_nvlink.contends = true;
+  TimedOperation leaving = compute(2);
+  leaving.leaves_room = true;
+  const StepTime time = simulate({{.place = 0,
+                                   .operations = {compute(1), over_nvlink, leaving, compute(1)},
+                                   .events = {{0, 1}, {1, 3}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 1 + 3 + 1);
+  EXPECT_DOUBLE_EQ(products_of(time), 4);
+}
+
 TEST(StepTime, AnExchangeOverNvlinkTakesTheTimeThatItRunsBesideFromTheProducts) {
   TimedOperation over_nvlink = exchange(3);
   over_nvlink.contends = true;

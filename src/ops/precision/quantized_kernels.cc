@@ -88,6 +88,7 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
                                                                        .pair = pair,
                                                                        .blocks = !one_scale_each});
     choice.needs.scratch = kCodesScratchBytes;
+    choice.multiprocessors = multiprocessors_of(op, device);
     return choice;
   }
   const DType wide = widened_dtype(attributes);

@@ -148,6 +148,10 @@ KernelChoice choose_grouped(const OpView& op, const DeviceTraits& device, int64_
   KernelChoice choice = make_choice(op, device, name_of_grouped(variant), nullptr);
   if (select != nullptr) choice.function = select(op, variant);
   choice.slow = slow;
+  // The tiled ones are persistent: each tile is summed by one block, whichever that is.
+  if (variant != GroupedVariant::plain) {
+    choice.multiprocessors = multiprocessors_of(op, device);
+  }
   return choice;
 }
 
