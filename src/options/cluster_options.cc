@@ -123,9 +123,9 @@ class GpuFile {
     for (auto&& [name, value] : table_) given.push_back(name.str());
     const std::string_view guess = closest(key, given);
     throw_bad_request(fmt::format(
-        "{}: {} is missing{}. A file of a GPU has all figures of configs/gpus/h100.toml; copy that "
+        "{}: {} is missing{} A file of a GPU has all figures of configs/gpus/h100.toml; copy that "
         "and change it.",
-        path_, key, guess.empty() ? "" : fmt::format("; is {} meant for it?", quote_name(guess))));
+        path_, key, guess.empty() ? "." : fmt::format("; is {} meant for it?", quote_name(guess))));
   }
 
   std::string path_;

@@ -360,10 +360,11 @@ std::string describe_run(const RunRecord& run) {
     add_line(text, "where", fmt::format("{}, {} on {}{}", ranks, start.device, start.host, starts));
   }
   if (!run.steps.empty()) {
-    add_line(
-        text, "steps",
-        fmt::format("{} to {}, {} tokens in {}", run.steps.front(), run.steps.back(),
-                    format_count(run.tokens.back()), format_duration(run.work_seconds.back())));
+    const double tokens = run.tokens.back();
+    add_line(text, "steps",
+             fmt::format("{} to {}, {}{}", run.steps.front(), run.steps.back(),
+                         std::isfinite(tokens) ? format_count(tokens) + " tokens in " : "",
+                         format_duration(run.work_seconds.back())));
   }
   describe_loss(run, text);
   describe_speed(run, text);

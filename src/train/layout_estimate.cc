@@ -213,6 +213,7 @@ UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
   options.pipeline_schedule = PipelineSchedule::one_f_one_b;
   options.rampup_batch_size.clear();
   options.step_batch_size_schedule.clear();
+  if (options.recompute_num_layers) options.recompute_num_layers = 1;
   const int32_t shared = std::get<5>(unit_of(choice));
   options.ranks = shared > 0 ? shared : std::lcm(choice.tp * choice.cp, choice.ep * choice.etp);
 

@@ -77,6 +77,32 @@ class BenchRanks(unittest.TestCase):
         found = json.loads(self.bench(*flags).stdout)
         self.assertAlmostEqual(found["tokens_per_s"] * found["step_time_s"], 12 * 16, delta=1e-6)
 
+    def test_figures_follow_from_each_other_and_from_the_plan(self):
+        for ranks, flags in ((1, ["--global-batch-size", 6]),
+                             (4, ["--global-batch-size", 12, "--tensor-model-parallel-size", 2])):
+            with self.subTest(ranks=ranks):
+                flags += ["--ranks", ranks, "--micro-batch-size", 3, "--json"]
+                found = json.loads(self.bench(*flags).stdout)
+                plan = json.loads(run("plan", "--model", HERE.folder / "config.json", "--seq-length",
+                                      16, "--threads", 2, *flags).stdout)
+                flops = plan.get("model_flops_per_step")
+                if ranks == 1:
+                    self.assertAlmostEqual(found["tflops_per_gpu"] * found["step_time_s"] * 1e12,
+                                           flops, delta=1e-6 * flops)
+                    self.assertEqual(found["tokens_per_s"], found["tokens_per_s_per_rank"])
+                    done = sum(kind["flops_per_s"] * kind["time_s"] for kind in found["kinds"])
+                    self.assertAlmostEqual(done, plan["operation_flops_per_step"],
+                                           delta=1e-6 * done)
+                self.assertAlmostEqual(
+                    found["matmul_limit_share"] * found["matmul_limit_flops_per_s"],
+                    found["tflops_per_gpu"] * 1e12, delta=1e-6 * found["tflops_per_gpu"] * 1e12)
+                self.assertLessEqual(found["matmul_limit_share"], 1)
+                self.assertEqual(sum(kind["count"] for kind in found["kinds"]), found["operations"])
+                self.assertEqual(found["planned_host_bytes"], 0)
+                self.assertGreaterEqual(found["profiled_step_s"],
+                                        found["idle_s"] + found["communication_s"])
+                self.assertLessEqual(found["largest_gap_s"], found["idle_s"])
+
     def test_bench_writes_timelines_that_open_together(self):
         folder = HERE.folder / "bench_profile"
         result = self.bench("--ranks", 2, "--expert-model-parallel-size", 2, "--profile",
