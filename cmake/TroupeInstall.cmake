@@ -56,6 +56,7 @@ if(TROUPE_CUDA)
       string(REGEX MATCH "lib[a-zA-Z]+" name "${library}")
       file(GLOB found "${folder}/${name}*.so.[0-9]" "${folder}/${name}*.so.[0-9][0-9]"
                       "${folder}/${name}*.so.[0-9][0-9].[0-9]")
+      list(FILTER found EXCLUDE REGEX "[.]alt[.]so")
       foreach(path IN LISTS found)
         get_filename_component(name "${path}" NAME)
         message(STATUS "Installing: ${destination}/${name}")

@@ -79,6 +79,7 @@ TEST(Launch, LeavesTorchrunItsPort) {
   // The same for all ranks, another one for another run. Hosts may count restarts differently.
   EXPECT_EQ(launch_of(torchrun({{"RANK", "3"}, {"LOCAL_RANK", "1"}}))->point->ports, ports);
   EXPECT_NE(launch_of(torchrun({{"TORCHELASTIC_RUN_ID", "b"}}))->point->run, launch->point->run);
+  EXPECT_NE(launch_of(torchrun({{"TORCHELASTIC_RUN_ID", "b"}}))->point->ports, ports);
   EXPECT_EQ(launch_of(torchrun({{"TORCHELASTIC_RESTART_COUNT", "1"}}))->point->run,
             launch->point->run);
   // Without a service on it the port is free.
@@ -150,6 +151,13 @@ TEST(Launch, RefusesNumbersThatAreNone) {
         << port;
   }
   EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_RANK", "first"}})).find("LOCAL_RANK=first"),
+            std::string::npos);
+  // At most the last of its host, or of all where nothing says how many are there.
+  EXPECT_EQ(problem_of(with(kByHand, {{"LOCAL_RANK", "3"}})), "");
+  EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_RANK", "4"}})).find("LOCAL_RANK=4"),
+            std::string::npos);
+  EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}))
+                .find("LOCAL_RANK=2"),
             std::string::npos);
   EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "5"}})).find("LOCAL_WORLD_SIZE=5"),
             std::string::npos);

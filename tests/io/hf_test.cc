@@ -186,6 +186,7 @@ TEST(HfConfig, Ling2) {
   EXPECT_TRUE(published.qk_layernorm);
   EXPECT_EQ(published.moe_router_num_groups, 8);
   EXPECT_EQ(published.rotary_base, 600000);
+  EXPECT_EQ(published.moe_layers, (std::vector<bool>{false, true, true}));
 }
 
 TEST(HfConfig, DenseModels) {
@@ -593,6 +594,8 @@ TEST_F(HfRefusal, OfDeepSeeks) {
   expect_refused(fixture_config("deepseek_v2"), "scoring_func", "sigmoid");
   expect_refused(fixture_config("deepseek_v2"), "norm_topk_prob", true);
   expect_refused(fixture_config("deepseek_v3"), "scoring_func", "softmax");
+  // Every weight would be 1.
+  expect_refused(fixture_config("deepseek_v3_top1"), "norm_topk_prob", true);
   json without_groups = fixture_config("deepseek_v2");
   without_groups["topk_method"] = "group_limited_greedy";
   without_groups.erase("topk_group");
