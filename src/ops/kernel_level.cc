@@ -72,8 +72,14 @@ std::span<const std::string_view> kernel_levels() {
 bool processor_has(std::string_view level) {
 #ifdef __x86_64__
   __builtin_cpu_init();
-  if (level == "x86-64-v3") return __builtin_cpu_supports("x86-64-v3") != 0;
-  if (level == "x86-64-v4") return __builtin_cpu_supports("x86-64-v4") != 0;
+  // What the levels add comes with these in every processor; clang 14 does not know levels' names.
+  const bool v3 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi2") != 0 &&
+                  __builtin_cpu_supports("fma") != 0;
+  if (level == "x86-64-v3") return v3;
+  if (level == "x86-64-v4") {
+    return v3 && __builtin_cpu_supports("avx512bw") != 0 &&
+           __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  }
 #endif
   return level == kKernelLevels[0];
 }
