@@ -51,7 +51,8 @@ function(troupe_add_kernel_levels sources result)
   add_custom_command(OUTPUT "${object}" VERBATIM COMMAND_EXPAND_LISTS
     DEPENDS "${script}" ${objects}
     COMMAND ${CMAKE_COMMAND} -E env "CXX=${CMAKE_CXX_COMPILER}" "NM=${CMAKE_NM}"
-            "OBJCOPY=${CMAKE_OBJCOPY}" "OBJDUMP=${CMAKE_OBJDUMP}" bash "${script}" "${object}" ${arguments})
+            "OBJCOPY=${CMAKE_OBJCOPY}" "OBJDUMP=${CMAKE_OBJDUMP}"
+            bash "${script}" "${object}" ${arguments})
   set_source_files_properties("${object}" PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   set(${result} "${object}" PARENT_SCOPE)
 endfunction()

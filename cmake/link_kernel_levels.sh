@@ -22,7 +22,7 @@ fail() {
   exit 1
 }
 
-levels=() suffixes=() parts=() tables=() objects=()
+levels=() parts=() tables=() objects=()
 finish_level() {
   ((${#levels[@]})) || return 0
   local suffix=.${levels[-1]//[^a-z0-9]/_} variables
@@ -40,9 +40,9 @@ finish_level() {
       "$(diff "$work/functions.first" "$work/functions" | grep '^[<>]' | head -n 5)"
   fi
   cp "$work/functions" "$work/functions.first"
-  suffixes+=("$suffix")
   awk -v suffix="$suffix" 'NF == 3 && $2 ~ /[TWVn]/ && !seen[$3]++ { print $3, $3 suffix }' \
     "$work/symbols" >"$work/renamed"
+  cut -d ' ' -f 2 "$work/renamed" >>"$work/names"
   local object
   for object in "${objects[@]}"; do
     parts+=("$work/${#parts[@]}.o")
@@ -90,7 +90,6 @@ finish_level
 } >"$work/slots.s"
 "$CXX" -c "$work/slots.s" -o "$work/slots.o"
 "$CXX" -r -nostdlib -fuse-ld=bfd -o "$output" "$work/slots.o" "${parts[@]}"
-undefined=$("$NM" --undefined-only "$output" | awk '{ print $NF }' |
-  grep -E "$(printf '%s\n' "${suffixes[@]/#/\\}" | paste -sd '|')\$" || true)
+undefined=$("$NM" --undefined-only "$output" | awk '{ print $NF }' | grep -Fxf "$work/names" || true)
 [[ -z $undefined ]] || fail "functions of a level were taken for those of another: $undefined"
 rm -rf "$work"

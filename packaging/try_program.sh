@@ -24,9 +24,9 @@ step() {
 train() {
   local iterations=$1 level=$2
   shift 2
-  step "$@" train --cpu-kernels "$level" --model quickstart --num-layers 1 --mock-data --seq-length 32 --micro-batch-size 1 \
-    --global-batch-size 4 --train-iters "$iterations" --lr 1e-3 --lr-decay-style constant \
-    --save run --load run
+  step "$@" train --cpu-kernels "$level" --model quickstart --num-layers 1 --mock-data \
+    --seq-length 32 --micro-batch-size 1 --global-batch-size 4 --train-iters "$iterations" \
+    --lr 1e-3 --lr-decay-style constant --save run --load run
 }
 
 step "$program" doctor --json

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "cli/blas.h"
@@ -78,12 +79,11 @@ std::string secret_of(const Options& options) {
   return secret == nullptr ? std::string() : checked_secret(secret, "TROUPE_RENDEZVOUS_SECRET");
 }
 
-// Null: this process is alone.
-std::unique_ptr<Processes> join_others(const std::vector<std::string>& arguments) {
-  std::optional<Launch> launch = find_launch(variable, has_mpi());
+// Null: this process is alone. `line`: early_command_line().
+std::unique_ptr<Processes> join_others(std::optional<Launch> launch,
+                                       const std::optional<CommandLine>& line) {
   if (!launch) return nullptr;
   if (launch->is_of_mpi()) return join_processes(*launch);
-  const std::optional<CommandLine> line = early_command_line(arguments, launch->point->size);
   if (line && !works_on_ranks(*line)) return nullptr;
   const Options options = line ? line->options : Options();
   RendezvousPoint& point = *launch->point;
@@ -184,10 +184,8 @@ void choose_cpu_kernels(const Options& options, ProcessGroup* group, int32_t ran
                        blas_processor()}});
 }
 
-ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) {
+ExitStatus run(CommandLine command_line, Processes* processes) {
   const bool leads = processes == nullptr || processes->rank() == 0;
-  CommandLine command_line =
-      parse_command_line(arguments, processes == nullptr ? 1 : processes->size());
   if (!command_line.text.empty()) {
     if (leads) std::fputs(command_line.text.c_str(), stdout);
     return flush_output(ExitStatus::done);
@@ -213,11 +211,17 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
   return flush_output(run_command(options, group));
 }
 
-ExitStatus run_and_report(const std::vector<std::string>& arguments) {
+ExitStatus run_and_report(char** argv, const std::vector<std::string>& arguments) {
   std::unique_ptr<Processes> processes;
   try {
-    processes = join_others(arguments);
-    const ExitStatus status = run(arguments, processes.get());
+    std::optional<Launch> launch = find_launch(variable, has_mpi());
+    const std::optional<CommandLine> line =
+        early_command_line(arguments, launch && launch->point ? launch->point->size : 1);
+    restart_with_blas_kernels(line, argv);
+    processes = join_others(std::move(launch), line);
+    const ExitStatus status =
+        run(parse_command_line(arguments, processes == nullptr ? 1 : processes->size()),
+            processes.get());
     if (processes != nullptr) processes->finish();
     return status;
   } catch (const UserError& error) {
@@ -235,9 +239,5 @@ ExitStatus run_and_report(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   troupe::install_file_signal_handlers();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-  const std::optional<troupe::Launch> launch = troupe::find_launch(std::getenv, troupe::has_mpi());
-  troupe::restart_with_blas_kernels(
-      troupe::early_command_line(arguments, launch && launch->point ? launch->point->size : 1),
-      argv);
-  return static_cast<int>(troupe::run_and_report(arguments));
+  return static_cast<int>(troupe::run_and_report(argv, arguments));
 }

@@ -32,15 +32,21 @@ TEST(MemoryShares, BelongToOperationsThatThereAre) {
   }
 }
 
+// A GPU that only its products limit.
+GpuModel gpu_of_slow_products() {
+  GpuModel gpu;
+  gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
+  gpu.bf16_flops = gpu.f32_flops = 1e9;
+  gpu.memory_bandwidth = gpu.host_bandwidth = 1e18;
+  return gpu;
+}
+
 // Seconds of all operations of a kind, on a GPU that only its products limit, beside what each
 // kernel takes until it runs.
 double seconds_of_products(const std::string& flags, std::string_view kind) {
   const std::unique_ptr<Program> program = testing::program_of(
       "--model mixtral-tiny --max-position-embeddings 4096 --bf16 --gpus 1xh100 " + flags);
-  GpuModel gpu;
-  gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
-  gpu.bf16_flops = gpu.f32_flops = 1e9;
-  gpu.memory_bandwidth = gpu.host_bandwidth = 1e18;
+  const GpuModel gpu = gpu_of_slow_products();
   double seconds = 0;
   for (int32_t i = 0; i < program->op_count(); ++i) {
     if (program->op(i).spec->name == kind) seconds += seconds_of(*program, *program, i, gpu);
@@ -127,10 +133,7 @@ TEST(KernelRates, OfExpertsAreThoseOfTheMultiprocessorsThatTheyTake) {
   const std::unique_ptr<Program> program = testing::program_of(
       "--model mixtral-tiny --seq-length 512 --hidden-size 512 --moe-ffn-hidden-size 256 --bf16 "
       "--gpus 1xh100");
-  GpuModel gpu;
-  gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
-  gpu.bf16_flops = gpu.f32_flops = 1e9;
-  gpu.memory_bandwidth = gpu.host_bandwidth = 1e18;
+  const GpuModel gpu = gpu_of_slow_products();
   int32_t products = 0;
   for (int32_t i = 0; i < program->op_count(); ++i) {
     const std::string_view kind = program->op(i).spec->name;
