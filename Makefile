@@ -37,12 +37,12 @@ install:  ## Build, and install below PREFIX (/usr/local): program, models, man 
 	@cmake --install $(build_dir) --prefix "$(PREFIX)" | sed '/share\/troupe\/configs\//d'
 
 package:  ## Build for other machines: a .deb and a .tar.gz in build-package/packages
-	@bash scripts/install_dependencies.sh build $(if $(nvcc),cuda)
+	@bash scripts/install_dependencies.sh build package $(if $(nvcc),cuda)
 	@bash scripts/build.sh package troupe $(package_options)
 	@cd build-package && cpack
 
 wheel:  ## Build a Python wheel with the program in it: build-package/packages/*.whl
-	@bash scripts/install_dependencies.sh build $(if $(nvcc),cuda)
+	@bash scripts/install_dependencies.sh build package $(if $(nvcc),cuda)
 	@bash scripts/build.sh package troupe $(package_options)
 	@bash scripts/make_wheel.sh
 

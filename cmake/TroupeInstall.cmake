@@ -39,6 +39,9 @@ else()
 endif()
 install(RUNTIME_DEPENDENCY_SET troupe_needs ${troupe_which}
         LIBRARY DESTINATION ${troupe_libraries})
+if(TROUPE_MPI_LIBRARIES)
+  install(TARGETS ${TROUPE_MPI_LIBRARIES} LIBRARY DESTINATION ${troupe_libraries})
+endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/troupe)
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION share/doc/troupe RENAME copyright)
 

@@ -2,7 +2,7 @@
 # troupe_add_program(<name> <room>)   the executable <name> from src/<room>/**, linking every room
 #
 # Files under a folder named `cuda` and .cu files belong to CUDA builds only, those under `mpi` to
-# builds with MPI.
+# libraries of their own (TroupeMpi.cmake).
 #
 # Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
 # quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
@@ -28,9 +28,7 @@ function(troupe_glob_sources room result)
   else()
     list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?cuda/")
   endif()
-  if(NOT TROUPE_MPI_FOUND)
-    list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?mpi/")
-  endif()
+  list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?mpi/")
   set(${result} "${sources}" PARENT_SCOPE)
 endfunction()
 

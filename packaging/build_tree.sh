@@ -11,7 +11,7 @@ tree=$1
 libraries=$tree/lib/troupe
 options=()
 if [[ -n ${ARCH:-} ]]; then options+=(-DTROUPE_ARCH="$ARCH"); fi
-groups=(build)
+groups=(build package)
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
   groups+=(cuda)
   options+=(-DTROUPE_CUDA=ON)

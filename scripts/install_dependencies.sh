@@ -12,8 +12,8 @@
 # finds their libraries; a compiler, cmake and ninja must be there already. --unpack does so for the
 # packages that it names, whether they are installed or not: the folder can then be copied to a
 # machine of the same distribution that reaches no network.
-# Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
-#   browser, docs, quickstart, cuda, readers
+# Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), package,
+#   lint, fuzz, browser, docs, quickstart, cuda, readers
 #        scripts/install_dependencies.sh --unpack PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,6 +32,7 @@ fuzz_packages=(clang:clang++)
 if ! grep -qs '^VERSION_ID="22.04"' /etc/os-release; then fuzz_packages+=(libclang-rt-dev); fi
 quickstart_packages=(bible-kjv:bible)
 browser_packages=(chromium:chromium)
+package_packages=(libmpich-dev) # the headers of the second kind of MPI (cmake/TroupeMpi.cmake)
 cuda_packages=(cmake:cmake python3:python3 python3-pip:pip3)
 
 # As a tree like /, beside the list of packages that were asked for.
@@ -84,6 +85,7 @@ with_docs=false
 for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
+    package) wanted+=("${package_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     browser) wanted+=("${browser_packages[@]}") ;;
@@ -99,7 +101,7 @@ for group in "$@"; do
       with_docs=true
       ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint, fuzz, browser, docs, quickstart, cuda and readers." >&2
+      echo "error: unknown group '$group'; the groups are build, package, lint, fuzz, browser, docs, quickstart, cuda and readers." >&2
       exit 2
       ;;
   esac

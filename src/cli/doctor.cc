@@ -85,15 +85,14 @@ Finding find_cuda_libraries() {
 }
 
 Finding find_mpi() {
-  const std::string library = mpi_library();
-  if (library.empty()) return {"mpi", "not in this build", nullptr, {}};
-  return {"mpi", library, library, {}};
+  if (!load_mpi(MpiKind::open_mpi)) return {"mpi", "none: " + mpi_problem(), nullptr, {}};
+  return {"mpi", mpi_name(), mpi_name(), {}};
 }
 
 Finding find_transports() {
   nlohmann::ordered_json transports = {"tcp"};
   std::string text = "over TCP (torchrun, srun, by hand)";
-  if (has_mpi()) {
+  if (load_mpi(MpiKind::open_mpi)) {
     transports.push_back("mpi");
     text += ", through MPI (mpirun, srun --mpi=pmix)";
   }

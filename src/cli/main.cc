@@ -39,11 +39,13 @@ void refuse_foreign_launch(const Options& options) {
   if (!launch || !runs_on_ranks(options.command) || options.fake_process_group) return;
   const std::string command = "troupe " + std::string(info_of(options.command).name);
   const std::string count = std::to_string(launch->processes);
+  const std::string& problem = mpi_problem();
   throw_bad_request(
       launch->source + " is set in the environment, but " +
-      (has_mpi() ? "MPI has started this process alone" : "this build has no MPI") +
+      (problem.empty() ? "MPI has started this process alone"
+                       : "MPI cannot be loaded: " + problem) +
       ", and each process would be a run of its own. Start the ranks with the mpirun of " +
-      (has_mpi() ? "the MPI that troupe doctor names" : "an MPI that Troupe was built with") +
+      (problem.empty() ? "the MPI that troupe doctor names" : "such an MPI") +
       ", or without MPI: under Slurm with srun --mpi=none " + command +
       " ..., with torchrun --no-python --nproc-per-node " + count + " " + command +
       " ..., or as threads of one process, without these variables: " + command + " --ranks " +
@@ -214,7 +216,7 @@ ExitStatus run(CommandLine command_line, Processes* processes) {
 ExitStatus run_and_report(char** argv, const std::vector<std::string>& arguments) {
   std::unique_ptr<Processes> processes;
   try {
-    std::optional<Launch> launch = find_launch(variable, has_mpi());
+    std::optional<Launch> launch = find_launch(variable, load_mpi);
     const std::optional<CommandLine> line =
         early_command_line(arguments, launch && launch->point ? launch->point->size : 1);
     restart_with_blas_kernels(line, argv);

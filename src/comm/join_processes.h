@@ -18,8 +18,4 @@ namespace troupe {
 std::unique_ptr<Processes> join_processes(const Launch& launch,
                                           std::chrono::milliseconds limit = kRendezvousLimit);
 
-// The MPI library, as it calls itself; empty: this build has none.
-std::string mpi_library();
-bool has_mpi();
-
 }  // namespace troupe

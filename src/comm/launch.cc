@@ -67,6 +67,13 @@ int announced_processes(const Variables& variables) {
   return size > 0 ? size : number_of(variables, "PMI_SIZE");
 }
 
+// Of what mpirun or srun has started: only the launchers of MPICH and its relatives set PMI's.
+MpiKind kind_of_launcher(const Variables& variables) {
+  return variables("PMI_SIZE") != nullptr && variables("OMPI_COMM_WORLD_SIZE") == nullptr
+             ? MpiKind::mpich
+             : MpiKind::open_mpi;
+}
+
 // Launchers of MPI say so in the environment; srun with PMIx does not say how many.
 bool is_launched_by_mpi(const Variables& variables) {
   const int announced = announced_processes(variables);
@@ -221,11 +228,12 @@ std::string first_host(const std::string& host_list) {
   return host;
 }
 
-std::optional<Launch> find_launch(const Variables& variables, bool has_mpi) {
+std::optional<Launch> find_launch(const Variables& variables,
+                                  const std::function<bool(MpiKind)>& has_mpi) {
   const auto torch = ranks_in(variables, "RANK", "WORLD_SIZE");
   const bool by_torchrun = torch && variables("TORCHELASTIC_RUN_ID") != nullptr;
   if (by_torchrun) return torch_launch(variables, *torch, by_torchrun);
-  if (has_mpi && is_launched_by_mpi(variables)) return Launch{};
+  if (is_launched_by_mpi(variables) && has_mpi(kind_of_launcher(variables))) return Launch{};
   if (torch) return torch_launch(variables, *torch, by_torchrun);
   // What mpirun starts may carry the numbers of the step that carries mpirun's own helpers.
   if (announced_processes(variables) > 0) return std::nullopt;

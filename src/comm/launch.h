@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/mpi_library.h"
 #include "comm/post/rendezvous.h"
 
 namespace troupe {
@@ -26,12 +27,13 @@ struct Launch {
 };
 
 // Empty: this process is alone. In this order, as each may stand in what another has started:
-// torchrun, which says so; launchers of MPI, where this build has MPI; RANK and WORLD_SIZE by hand
-// or by another launcher; srun without MPI.
-std::optional<Launch> find_launch(const Variables& variables, bool has_mpi);
+// torchrun, which says so; launchers of MPI, where `has_mpi`, which is asked then, says that MPI
+// can be loaded (load_mpi()); RANK and WORLD_SIZE by hand or by another launcher; srun without MPI.
+std::optional<Launch> find_launch(const Variables& variables,
+                                  const std::function<bool(MpiKind)>& has_mpi);
 
-// One of several processes that MPI has not joined, although their launcher is MPI's: this build
-// has none, or another MPI. What says so, and how many they are.
+// One of several processes that MPI has not joined, although their launcher is MPI's: there is
+// none, or another MPI. What says so, and how many they are.
 struct ForeignLaunch {
   std::string source;
   int processes = 1;

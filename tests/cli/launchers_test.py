@@ -5,19 +5,23 @@ each would believe to be the whole run. (tests/processes has those that join.)
 Usage: launchers_test.py TROUPE SOURCE_FOLDER
 """
 
+import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 TROUPE = ""
 SHAPE = ["--model", "quickstart", "--seq-length", "16", "--num-layers", "1"]
 
 
-def run(environment, *arguments):
+def run(environment, *arguments, program=None):
     clean = {name: value for name, value in os.environ.items()
              if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC_"))}
-    return subprocess.run([TROUPE, *arguments], stdin=subprocess.DEVNULL, capture_output=True,
+    return subprocess.run([program or TROUPE, *arguments], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, check=False, env={**clean, **environment})
 
 
@@ -63,6 +67,19 @@ class Launchers(unittest.TestCase):
         # mpirun says itself that it has started one process.
         self.check_runs({**step, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, "bench",
                         *SHAPE)
+
+    def test_mpirun_without_mpi(self):
+        # The libraries that know MPI lie beside the program, and are not there.
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "bin", "troupe")
+            program.parent.mkdir()
+            shutil.copy(TROUPE, program)
+            result = run({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "bench", *SHAPE,
+                         program=program)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("MPI cannot be loaded: this build has none", " ".join(result.stderr.split()))
+            found = run({}, "doctor", "--json", program=program)
+            self.assertIsNone(json.loads(found.stdout)["mpi"], found.stdout)
 
 
 def main():

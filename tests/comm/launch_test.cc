@@ -11,13 +11,18 @@ namespace {
 
 using Environment = std::map<std::string, std::string>;
 
-std::optional<Launch> launch_of(const Environment& environment, bool has_mpi = true) {
+// `kind`: of the launcher of MPI that has started the process; untouched: none has.
+std::optional<Launch> launch_of(const Environment& environment, bool has_mpi = true,
+                                std::optional<MpiKind>* kind = nullptr) {
   return find_launch(
       [&](const char* name) -> const char* {
         const auto found = environment.find(name);
         return found == environment.end() ? nullptr : found->second.c_str();
       },
-      has_mpi);
+      [&](MpiKind asked) {
+        if (kind != nullptr) *kind = asked;
+        return has_mpi;
+      });
 }
 
 const Environment kByHand = {{"RANK", "2"},
@@ -105,6 +110,14 @@ TEST(Launch, PrefersTheInnermostLauncher) {
   EXPECT_FALSE(launch_of(with(torchrun(), kMpirun))->is_of_mpi());
   EXPECT_EQ(launch_of(with(torchrun(), kSrun))->point->address, "node7");
   EXPECT_FALSE(launch_of(kMpirun, /*has_mpi=*/false));
+  std::optional<MpiKind> kind;
+  launch_of(kByHand, true, &kind);
+  launch_of(with(torchrun(), kMpirun), true, &kind);
+  EXPECT_FALSE(kind) << "MPI is loaded for another launcher";
+  launch_of(kMpirun, true, &kind);
+  EXPECT_EQ(kind, MpiKind::open_mpi);
+  launch_of({{"PMI_SIZE", "2"}, {"PMI_RANK", "0"}}, true, &kind);
+  EXPECT_EQ(kind, MpiKind::mpich);
   // What mpirun starts in a step.
   EXPECT_FALSE(launch_of(with(kSrun, {{"OMPI_COMM_WORLD_SIZE", "1"}})));
 }

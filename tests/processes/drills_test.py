@@ -58,13 +58,13 @@ class Drills(unittest.TestCase):
         self.check("slow_between_steps", 0)
 
     def test_killed_rank(self):
-        # mpirun notices before anybody can speak; 128 + 9.
-        self.check("killed", 137, *([] if HERE.launcher.is_mpi else [
+        # mpirun notices before anybody can speak.
+        self.check("killed", HERE.launcher.killed_status, *([] if HERE.launcher.is_mpi else [
             re.compile(f"troupe: Rank 1{PLACE} has ended without a word, last seen in " +
                        re.escape(LAST))]))
 
     def test_killed_first_rank(self):
-        self.check("first_killed", 137, *([] if HERE.launcher.is_mpi else [
+        self.check("first_killed", HERE.launcher.killed_status, *([] if HERE.launcher.is_mpi else [
             re.compile(f"troupe: Rank 0{PLACE} has ended without a word, last seen in " +
                        re.escape(LAST))]))
 

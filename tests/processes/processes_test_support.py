@@ -32,7 +32,11 @@ class Launcher:
     def __init__(self, command):
         self.name = pathlib.Path(command).name
         self.is_mpi = self.name.startswith("mpi")
-        if self.is_mpi:
+        self.killed_status = 9 if self.name == "mpirun.mpich" else 128 + 9
+        if self.name == "mpirun.mpich":
+            self.command = [command, "-np"]
+            self.rank_variable = "PMI_RANK"
+        elif self.is_mpi:
             # For test machines: containers with few cores.
             self.command = [command, "--allow-run-as-root", "--oversubscribe", "-np"]
             self.rank_variable = "OMPI_COMM_WORLD_RANK"

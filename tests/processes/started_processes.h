@@ -10,7 +10,7 @@
 namespace troupe {
 
 inline std::unique_ptr<Processes> join_started_processes() {
-  const auto launch = find_launch([](const char* name) { return std::getenv(name); }, has_mpi());
+  const auto launch = find_launch([](const char* name) { return std::getenv(name); }, load_mpi);
   TROUPE_CHECK(launch.has_value(), "this program is started as several processes");
   return join_processes(*launch);
 }

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/mpi/mpi_entry.h"
 
 namespace troupe {
 namespace {
@@ -232,3 +233,7 @@ void MpiPost::abort(int status) {
 }
 
 }  // namespace troupe
+
+extern "C" __attribute__((visibility("default"))) const troupe::MpiEntry troupe_mpi_entry = {
+    .name = troupe::MpiPost::library,
+    .join = []() -> troupe::Post* { return new troupe::MpiPost; }};

@@ -1,4 +1,5 @@
-// The post between processes that an MPI launcher has started: all that Troupe uses of MPI.
+// The post between processes that an MPI launcher has started: all that Troupe uses of MPI. Part of
+// a library of its own for each kind of MPI (comm/mpi_library.h).
 #pragma once
 
 #include <memory>
