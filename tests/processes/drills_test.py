@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Faults on purpose (drills.cc): each ends all processes, with the right message and status."""
 
+import os
+import pathlib
 import re
+import signal
+import time
 import unittest
 
-from processes_test_support import HERE, left_behind, main
+from processes_test_support import HERE, left_behind, main, marked
 
 FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
 LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
@@ -112,6 +116,23 @@ class Drills(unittest.TestCase):
 
     def test_message_that_is_not_sent(self):  # only torchrun
         self.check("message_not_sent", 1, "timed out")
+
+    def test_message_reaches_a_launcher_that_is_late(self):  # only mpich
+        # It reads nothing while the message is written; some rank asks it then to end all.
+        process = HERE.launcher.start(3, HERE.programs / "processes_drills", "message_not_sent")
+        time.sleep(1)
+        late = [pid for pid in marked(process.mark)
+                if "proxy" in pathlib.Path(f"/proc/{pid}/comm").read_text()]
+        for pid in late:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.5)  # the ranks' limit is 3 s
+        for pid in late:
+            os.kill(pid, signal.SIGCONT)
+        errors = process.communicate(timeout=60)[1]
+        self.assertNotEqual(late, [])
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertIn("timed out (3 s)", errors)
+        self.assertEqual(left_behind(process.mark), [])
 
     def test_message_of_other_size(self):
         self.check("message_of_other_size", 1,

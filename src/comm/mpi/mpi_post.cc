@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <fmt/format.h>
 #include <mpi.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -228,7 +232,27 @@ void MpiPost::finish() {
   check(MPI_Finalize(), "end");
 }
 
+namespace {
+
+// MPICH's launcher drops what it has not read from its pipe when a process aborts, and with it the
+// message that says why.
+void wait_until_read(int descriptor) {
+  constexpr auto kLimit = std::chrono::seconds(5);
+  struct stat file = {};
+  if (fstat(descriptor, &file) != 0 || !S_ISFIFO(file.st_mode)) return;
+  const auto end = std::chrono::steady_clock::now() + kLimit;
+  int unread = 0;
+  while (ioctl(descriptor, FIONREAD, &unread) == 0 && unread > 0 &&
+         std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
 void MpiPost::abort(int status) {
+  wait_until_read(STDOUT_FILENO);
+  wait_until_read(STDERR_FILENO);
   MPI_Abort(MPI_COMM_WORLD, status);
 }
 

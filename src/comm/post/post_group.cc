@@ -32,6 +32,9 @@ constexpr size_t kLongestText = size_t{64} << 10;
 constexpr int64_t kBlockCopyGrain = int64_t{1} << 18;  // bytes
 // How long a rank that has failed waits for rank 0 to say so and end all.
 constexpr std::chrono::milliseconds kSpeakerLimit{1000};
+// How long it then lets the rank that has spoken end all. Who ends all before loses that message
+// where the launcher drops what it has not read.
+constexpr std::chrono::milliseconds kEndLimit{10000};
 
 // FNV-1a. Rooms of one group with equal hashes would be taken for one; there are a few dozen.
 uint64_t hash_of(const std::vector<int32_t>& members) {
@@ -1040,18 +1043,23 @@ bool PostGroup::announce_failure(ExitStatus status, const std::string& message) 
     return true;
   };
   const auto is_gone = [&](int32_t rank) { return gone_[static_cast<size_t>(rank)]; };
-  const auto end = Clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
+  auto end = Clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
+  bool hears = false;
   do {
     read_messages();
+    if (!hears && speaker_ >= 0) {
+      hears = true;
+      end = Clock::now() + kEndLimit;
+    }
+    if (hears && is_gone(speaker_)) return false;
     const std::vector<int32_t> below = ranks_below(rank_);
     const bool leads = std::all_of(below.begin(), below.end(), is_gone);
-    if (speaker_ >= 0 && (leads || is_gone(speaker_))) return false;
-    if (leads) return speak();
+    if (leads && !hears) return speak();
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     lock.lock();
   } while (Clock::now() < end);
-  return is_own && rank_ < lowest_failed_ && speak();
+  return !hears && is_own && rank_ < lowest_failed_ && speak();
 }
 
 namespace {
