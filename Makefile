@@ -17,7 +17,7 @@ dependencies = build $(if $(filter cuda,$(PRESET)),cuda)
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart build install package wheel test gpu-test bench fuzz docs format lint clean
+.PHONY: help quickstart build install package deb wheel test gpu-test bench fuzz docs format lint clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,7 +39,10 @@ install:  ## Build, and install below PREFIX (/usr/local): program, models, man 
 package:  ## Build for other machines: a .deb and a .tar.gz in build-package/packages
 	@bash scripts/install_dependencies.sh build package $(if $(nvcc),cuda)
 	@bash scripts/build.sh package troupe $(package_options)
-	@cd build-package && cpack
+	@cd build-package && cpack $(if $(FORMAT),-G $(FORMAT))
+
+deb:  ## Build the .deb alone
+	@$(MAKE) --no-print-directory package FORMAT=DEB
 
 wheel:  ## Build a Python wheel with the program in it: build-package/packages/*.whl
 	@bash scripts/install_dependencies.sh build package $(if $(nvcc),cuda)
