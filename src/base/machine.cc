@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sched.h>
 #include <string>
+#include <system_error>
 #include <unistd.h>
 
 namespace troupe {
@@ -36,6 +37,11 @@ std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
   return name.data();
+}
+
+std::filesystem::path program_file() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
 }
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace troupe {
@@ -17,5 +18,9 @@ uint64_t available_memory_bytes();
 
 // The name by which the machine knows itself; "localhost" when it knows none.
 std::string host_name();
+
+// The file of the running program, in the folder that it lies in now; empty when the kernel does
+// not say.
+std::filesystem::path program_file();
 
 }  // namespace troupe

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/machine.h"
 #include "cli/blas.h"
 #include "cli/command.h"
 #include "comm/join_processes.h"
@@ -165,7 +166,8 @@ void restart_with_blas_kernels(const std::optional<CommandLine>& line, char** ar
   if (wanted.empty() || blas_processor().empty() || wanted == blas_processor()) return;
   if (!processor_has(level)) return;
   setenv(kVariable, wanted.c_str(), /*overwrite=*/0);
-  execv("/proc/self/exe", argv);  // where that fails, the program goes on as it is
+  // By its own name, which ps and pkill show. Where that fails, the program goes on as it is.
+  execv(program_file().c_str(), argv);
 }
 
 // Processes on several hosts compute with the same instructions, so that what each of them computes

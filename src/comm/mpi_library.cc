@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "base/text.h"
 #include "comm/mpi/mpi_entry.h"
 
@@ -45,9 +46,8 @@ struct Mpi {
 // the names that all kinds have, and no other can be.
 bool open_family(const MpiFamily& family, Mpi& mpi) {
   std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::filesystem::path ours =
-      program.parent_path().parent_path() / "lib/troupe" / family.library;
+      program_file().parent_path().parent_path() / "lib/troupe" / family.library;
   if (!std::filesystem::exists(ours, error)) return false;
   bool has_mpi = false;
   for (const char* file : family.files) {

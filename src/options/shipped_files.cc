@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/machine.h"
+
 namespace troupe {
 namespace {
 
@@ -9,9 +11,7 @@ namespace fs = std::filesystem;
 
 // Beside the program, in build trees as in installed ones.
 fs::path config_folder() {
-  std::error_code error;
-  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-  return executable.parent_path().parent_path() / "share/troupe/configs";
+  return program_file().parent_path().parent_path() / "share/troupe/configs";
 }
 
 }  // namespace
