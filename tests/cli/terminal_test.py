@@ -141,11 +141,12 @@ class TerminalTest(unittest.TestCase):
         self.expect_no_wraps(terminal)
 
     def test_ctrl_c_ends_what_shows_no_progress(self):
-        # Layers that take half a minute.
-        for name in ("inspect", "plan"):
-            with self.subTest(name), subprocess.Popen(
-                    command(name, "--model", "mixtral-8x7b", "--num-layers", 2000), text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        layers = ["--model", "mixtral-8x7b", "--num-layers", 2000]  # half a minute
+        reference = HERE.source / "tests/fixtures/hf/qwen2_moe"  # a few tenths of a second
+        for arguments in (["inspect", *layers], ["plan", *layers], ["verify", reference]):
+            with self.subTest(arguments[0]), subprocess.Popen(
+                    command(*arguments), text=True, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE) as process:
                 status = pathlib.Path(f"/proc/{process.pid}/status")
                 while not (int(re.search(r"SigCgt:\s*(\w+)", status.read_text()).group(1), 16)
                            >> (signal.SIGINT - 1)) & 1:

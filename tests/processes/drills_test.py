@@ -74,7 +74,10 @@ class Drills(unittest.TestCase):
 
     def test_rank_that_exits(self):
         result = HERE.launcher.run(3, HERE.programs / "processes_drills", "gone")
-        self.assertNotEqual(result.returncode, 0)
+        # MPICH's launcher ends the others, then at times with the status 0 of the one that left (its
+        # issue 7057).
+        if HERE.launcher.name != "mpirun.mpich":
+            self.assertNotEqual(result.returncode, 0)
         if not HERE.launcher.is_mpi:
             self.assertRegex(result.stderr_text, f"Rank 1{PLACE} has ended without a word")
         self.assertEqual(left_behind(result.mark), [])
