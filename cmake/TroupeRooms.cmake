@@ -5,8 +5,9 @@
 # libraries of their own (TroupeMpi.cmake).
 #
 # Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
-# quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
-# by one, for tools that ask how a single file is compiled.
+# quarter of the time. So they must not give two things one name. Kernels (.cu) are always compiled
+# one by one, as cmake before 3.31 does by itself: the compiler of a kernel takes far longer than its
+# headers. TROUPE_UNITY=OFF compiles all one by one, for tools that ask how a single file is compiled.
 #
 # Rooms in which nothing takes long (troupe_brief_rooms) are compiled with -O1, which takes two thirds
 # of the time of -O3.
@@ -34,6 +35,7 @@ function(troupe_glob_sources room result)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${room}/*.cc")
   if(TROUPE_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${room}/*.cu")
+    set_source_files_properties(${cuda_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION TRUE)
     list(APPEND sources ${cuda_sources})
   else()
     list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?cuda/")
