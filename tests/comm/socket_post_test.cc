@@ -235,6 +235,30 @@ TEST(Rendezvous, SaysAtOnceThatThePortIsTaken) {
       << error;
 }
 
+// Nor does it send anything to who has it.
+TEST(Rendezvous, LeavesAloneWhoHasThePort) {
+  const Socket taken = listen_on(0).socket;
+  const std::string error = connect_all({point_of(0, 2, port_of(taken))}, std::chrono::hours(1))[0];
+  EXPECT_NE(error, "");
+  const SocketResult visitor = accept_from(taken);
+  EXPECT_FALSE(visitor.socket);
+  EXPECT_EQ(visitor.problem, "");
+}
+
+// An address of version 4 is written as such, also where a socket of version 6 listens.
+TEST(Socket, NamesBothSidesByNumericAddresses) {
+  const Socket listener = listen_on(0).socket;
+  const SocketResult out =
+      connect_to("127.0.0.1", port_of(listener), SocketClock::now() + kPatient);
+  ASSERT_TRUE(out.socket) << out.problem;
+  SocketResult in;
+  while (!in.socket && in.problem.empty()) in = accept_from(listener);
+  ASSERT_TRUE(in.socket) << in.problem;
+  EXPECT_EQ(own_address(in.socket), "127.0.0.1");
+  EXPECT_EQ(address_of_peer(in.socket), "127.0.0.1");
+  EXPECT_EQ(address_of_peer(out.socket), "127.0.0.1");
+}
+
 TEST(Rendezvous, ListensOnlyWhereRanksAreExpected) {
   const uint16_t port = free_port();
   RendezvousPoint point = point_of(0, 2, port);

@@ -541,6 +541,14 @@ TEST_F(Refusals, NumbersThatMakeNoSense) {
   expect_refused("norm_epsilon");
   config.rotary_base = 1;
   expect_refused("rotary_base");
+  config.rope_scaling_factor = 0;
+  expect_refused("rope_scaling_factor");
+  config.rope_mscale = -0.1;
+  expect_refused("rope_mscale must");
+  config.rope_mscale_all_dim = -0.1;
+  expect_refused("rope_mscale_all_dim");
+  config.rope_attention_factor = -0.1;
+  expect_refused("rope_attention_factor");
   config.moe_aux_loss_coeff = -0.01;
   expect_refused("moe_aux_loss_coeff");
   config.moe_z_loss_coeff = -0.01;

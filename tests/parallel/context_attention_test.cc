@@ -129,6 +129,7 @@ std::vector<ContextCase> cases() {
       all.push_back({"documents_dropout" + on, ranks, dropout, dtype, documents});
     }
     all.push_back({"wide" + suffix, 2, wide, dtype});
+    all.push_back({"wide_on_8" + suffix, 8, wide, dtype});
     all.push_back({"blocks" + suffix, 2, blocks, dtype});
     all.push_back({"blocks_window" + suffix, 2, blocks_window, dtype});
     all.push_back({"documents_blocks" + suffix, 2, blocks, dtype, large_documents});

@@ -63,7 +63,8 @@ TEST(TimeProgram, ExchangesTakeTheSlowerOfTwoLinks) {
       gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
       gpu.bf16_flops = gpu.f32_flops = gpu.f64_flops = 1e30;
       gpu.memory_bandwidth = gpu.host_bandwidth = 1e30;
-      gpu.gpus_per_node = gpu.gpus_per_nvlink = near + 1;
+      gpu.gpus_per_node = 1;  // NVLink may join nodes
+      gpu.gpus_per_nvlink = near + 1;
       gpu.nvlink_bandwidth = 1e3;
       gpu.nvlink_latency = 7;
       gpu.network_bandwidth = network;

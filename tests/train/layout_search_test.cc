@@ -63,6 +63,15 @@ TEST_F(LayoutSearchTest, TokensGoToAllRanksWhereNearlyAllHaveTheirExperts) {
   EXPECT_GT(spread, 0U);
 }
 
+// Also where ranks have their parts of one sequence.
+TEST_F(LayoutSearchTest, OptimizersAreCutOverWhomeverHasTheSameWeights) {
+  use({"--model", "qwen3-30b-a3b", "--seq-length", "4096", "--context-parallel-size", "8"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  std::set<ShardingChoice> shardings;
+  for (const LayoutChoice& choice : space.enumerate()) shardings.insert(choice.sharding);
+  EXPECT_EQ(shardings, (std::set{ShardingChoice::optimizer, ShardingChoice::all}));
+}
+
 TEST_F(LayoutSearchTest, TheBestComeFirstAndFit) {
   use({});
   const LayoutSearch found = search(2);
