@@ -2,6 +2,7 @@
 // operation that launched it, in the order of their beginnings.
 #include <array>
 #include <gtest/gtest.h>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,23 @@ TEST(KernelTrace, NamesTheOperationOfEachCopy) {
   KernelTrace trace;
   copy_for(trace, 0, {3, -1, 1, 1});
   EXPECT_EQ(copied_ops(trace, 0), (std::vector<int32_t>{3, -1, 1, 1}));
+}
+
+// A copy after the last trace has ended is of no trace.
+TEST(KernelTrace, RecordsUntilTheLastHasEnded) {
+  TROUPE_NEED_GPU();
+  {
+    auto first = std::make_unique<KernelTrace>();
+    KernelTrace second;
+    copy_for(second, 0, {5});
+    first.reset();
+    copy_for(second, 0, {6});
+    EXPECT_EQ(copied_ops(second, 0), (std::vector<int32_t>{5, 6}));
+    copy_for(second, 0, {-1, -1});
+  }
+  KernelTrace third;
+  copy_for(third, 0, {7});
+  EXPECT_EQ(copied_ops(third, 0), (std::vector<int32_t>{7}));
 }
 
 // What a trace leaves is of the others: the first record is not its own, nor the last.

@@ -15,6 +15,7 @@
 #include "ops/attention/sparse_attention/choice_samples.h"
 #include "ops/attention/sparse_attention/sparse_attention.h"
 #include "ops/elementwise/activation/activation.h"
+#include "ops/elementwise/row_gate/row_gate.h"
 #include "ops/experts/combine/combine.h"
 #include "ops/experts/grouped_linear/grouped_linear.h"
 #include "ops/experts/permute/permute.h"
@@ -435,6 +436,14 @@ inline OpSample embedding_sample(int64_t tokens, int64_t vocabulary, int64_t hid
           }};
 }
 
+inline OpSample row_gate_sample(int64_t rows, int64_t columns) {
+  return {std::to_string(rows) + "x" + std::to_string(columns), [=](SampleBuilder& sample) {
+            const ValueId x = sample.tensor("x", {rows, columns});
+            const ValueId gate = sample.tensor("gate", {rows, 1});
+            sample.result(row_gate(sample.builder(), x, gate, "y"));
+          }};
+}
+
 inline std::vector<LargeSample> large_samples() {
   std::vector<LargeSample> all;
   const auto add = [&](const OpSpec& spec, OpSample sample) {
@@ -468,6 +477,9 @@ inline std::vector<LargeSample> large_samples() {
   std::vector<int32_t> many(101);
   for (size_t e = 0; e < many.size(); ++e) many[e] = static_cast<int32_t>(e * e / 12);
   add(kGroupedLinear, grouped_sample(136, 64, many, 840));
+  // One group more than a warp looks at, which has rows.
+  many.resize(34);
+  add(kGroupedLinear, grouped_sample(136, 64, many, 120));
   // Several tiles in every direction, none of which they fill; depths of less than one.
   add(kGroupedLinear, grouped_sample(1408, 264, {0, 1, 300, 300, 557, 640}, 700));
   add(kGroupedLinear, grouped_sample(264, 1408, {0, 513, 513, 530}, 530));
@@ -709,6 +721,7 @@ inline std::vector<LargeSample> large_samples() {
   add(kEmbedding, embedding_sample(900, 300, 72));
   add(kEmbedding, embedding_sample(400, 5000, 50));
   add(kEmbedding, embedding_sample(9000, 300, 8));
+  add(kRowGate, row_gate_sample(37, 2056));
   return all;
 }
 
