@@ -62,9 +62,11 @@ class Search {
       estimate_all();
       plan_the_fastest();
       if (!result_.best.empty()) {
-        refine();
-        list_alternatives();
-        finish();
+        do {
+          refine();
+          list_alternatives();
+          finish();
+        } while (adopt_alternative());
       }
     } catch (const UserError& error) {
       if (error.status() != ExitStatus::interrupted) throw;
@@ -363,6 +365,23 @@ class Search {
         judge(result_.alternatives[i - 1]);
       }
     });
+  }
+
+  // The fastest alternative becomes the best where it is faster: estimates had it too slow to be
+  // planned before. What would change it, and its own alternatives, are then tried anew.
+  bool adopt_alternative() {
+    const Alternative* fastest = nullptr;
+    double most = result_.best.front().trial.tokens_per_s;
+    for (const Alternative& each : result_.alternatives) {
+      if (!each.trial || !each.trial->fits || each.trial->tokens_per_s <= most) continue;
+      fastest = &each;
+      most = each.trial->tokens_per_s;
+    }
+    if (fastest == nullptr) return false;
+    result_.best.insert(result_.best.begin(), {fastest->choice, *fastest->trial});
+    result_.alternatives.clear();
+    most_planned_ += kPlannedAfterwards;
+    return true;
   }
 
   void judge(Alternative& alternative) {

@@ -63,6 +63,19 @@ TEST_F(LayoutSearchTest, TokensGoToAllRanksWhereNearlyAllHaveTheirExperts) {
   EXPECT_GT(spread, 0U);
 }
 
+// The fastest of those that are planned first is slower than the same without folding.
+TEST_F(LayoutSearchTest, NoAlternativeIsFasterThanTheBest) {
+  use({"--model", "qwen2-57b-a14b", "--gpus", "64xh200", "--seq-length", "4096",
+       "--global-batch-size", "256"});
+  const LayoutSearch found = search(2);
+  ASSERT_FALSE(found.best.empty());
+  ASSERT_FALSE(found.alternatives.empty());
+  for (const Alternative& each : found.alternatives) {
+    if (!each.trial || !each.trial->fits) continue;
+    EXPECT_LE(each.trial->tokens_per_s, found.best.front().trial.tokens_per_s) << each.name;
+  }
+}
+
 // Also where ranks have their parts of one sequence.
 TEST_F(LayoutSearchTest, OptimizersAreCutOverWhomeverHasTheSameWeights) {
   use({"--model", "qwen3-30b-a3b", "--seq-length", "4096", "--context-parallel-size", "8"});
