@@ -4,7 +4,7 @@
 // and activations may fit are planned (layout_trial.h), until none that is left can come among the
 // best. Of the best one the overlaps and schedules are tried, and then what one would have thought
 // of instead, so that it can be said what that costs; where one of these is faster, it is the best,
-// and is treated likewise.
+// and its own overlaps and alternatives follow.
 //
 // The result depends on the arguments alone, however many threads there are, unless a signal ends
 // the search early (train/interrupt.h). Any thread; starts others.
