@@ -153,6 +153,7 @@ std::vector<OpSample> samples_rope_table() {
                            .concentration = 1.25})},
           {"small", table(5, 6, 10000)},
           {"smallest", table(1, 2, 10000)},
+          {"wide", table(3, 600, 10000)},
           {"long", table(3001, 16, 1e6)}};
 }
 
