@@ -46,6 +46,14 @@ TEST(RoutingWatch, JudgesTheStepsBetweenTwoLooksTogether) {
   EXPECT_EQ(watch.look(3).size(), 2U);
 }
 
+TEST(RoutingWatch, CountsDeadExpertsAsAShareOfAll) {
+  RoutingWatch watch({.dead_experts = 0.3});
+  watch.add(step_of({10, 10, 10, 0}));
+  EXPECT_TRUE(watch.look(1).empty()) << "0.25 of them";
+  watch.add(step_of({10, 10, 0, 0}));
+  EXPECT_EQ(watch.look(2).size(), 1U) << "0.5 of them";
+}
+
 TEST(RoutingWatch, ComparesEntropyWithItsLargestValue) {
   RoutingWatch watch({.router_entropy = 0.5});
   watch.add(step_of({1, 1, 1, 1}, 0.70));  // ln 4 is 1.386
