@@ -318,12 +318,14 @@ TEST_F(SamplerTest, LengthAndSeedHaveTheirLimits) {
 }
 
 TEST_F(SamplerTest, ForeignIdsAreReportedWithTheirPlace) {
-  write({{1, 2, 3}, {4, 300, 6}});
+  write({{1, 2, 3}, {4, 257, 6}});
   SampleOptions wanted = options(5, 1);
+  wanted.vocab_size = 258;
+  sample_of(source(wanted), 0);
   wanted.vocab_size = 257;
   const SampleSource samples = source(wanted);
   const std::string message = message_of(ExitStatus::bad_request, [&] { sample_of(samples, 0); });
-  EXPECT_TRUE(contains(message, "token 1 of sequence 1 is 300")) << message;
+  EXPECT_TRUE(contains(message, "token 1 of sequence 1 is 257")) << message;
   EXPECT_TRUE(contains(message, dir_ / "set.bin")) << message;
 }
 
