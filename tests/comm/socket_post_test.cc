@@ -233,13 +233,7 @@ TEST(Rendezvous, SaysAtOnceThatThePortIsTaken) {
                        " of localhost, where the ranks find each other: Address already in use"),
             std::string::npos)
       << error;
-}
-
-// Nor does it send anything to who has it.
-TEST(Rendezvous, LeavesAloneWhoHasThePort) {
-  const Socket taken = listen_on(0).socket;
-  const std::string error = connect_all({point_of(0, 2, port_of(taken))}, std::chrono::hours(1))[0];
-  EXPECT_NE(error, "");
+  // Nor has it visited who has the port.
   const SocketResult visitor = accept_from(taken);
   EXPECT_FALSE(visitor.socket);
   EXPECT_EQ(visitor.problem, "");

@@ -2,6 +2,7 @@
 // there and does not replace it.
 #include <gtest/gtest.h>
 #include <string>
+#include <string_view>
 
 #include "ops/attention/attention_sinks/attention_sinks.h"
 #include "ops/attention/causal_conv/causal_conv.h"
