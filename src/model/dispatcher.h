@@ -27,6 +27,16 @@ enum class TokenDispatcher : uint8_t {
 };
 std::string_view name_of(TokenDispatcher dispatcher);
 
+// What of an MoE block is rounded to the 8 bits that a message between ranks then carries
+// (ops/exchange/coded_rows), in every layout, also where nothing is sent.
+struct MessageRounding {
+  bool dispatched = false;         // tokens on their way to the experts
+  bool combine_gradients = false;  // gradients of the experts' sums, which take the same way
+
+  bool any() const { return dispatched || combine_gradients; }
+  bool operator==(const MessageRounding&) const = default;
+};
+
 // What this rank's experts work on. M: a bound of the rows, fixed by the layout.
 struct DispatchedTokens {
   ValueId rows;           // [M, hidden]

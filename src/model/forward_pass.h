@@ -128,6 +128,7 @@ struct ForwardOptions {
                             // not depend on who runs it
   // How tokens reach experts of other ranks.
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  MessageRounding messages = {};
   // Where the experts of a rank may have too little room (RunLayout::expert_room): tokens reach
   // them in rounds for which it always suffices.
   bool expert_rounds = false;

@@ -26,6 +26,7 @@
 #include "ops/elementwise/split_rows/split_rows.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/coded_rows/coded_rows.h"
 #include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
 #include "ops/exchange/exchange_heads/exchange_heads.h"
 #include "ops/exchange/exchange_rows/exchange_rows.h"
@@ -104,6 +105,7 @@ constexpr std::array kOperations = {
     &kCrossEntropyGradient,
     &kCrossEntropyOfParts,
     &kCrossEntropyPart,
+    &kDecodeRows,
     &kDeltaGates,
     &kDeltaGatesGradient,
     &kDeltaGatesParameterGradient,
@@ -111,6 +113,7 @@ constexpr std::array kOperations = {
     &kDropout,
     &kEmbedding,
     &kEmbeddingWeightGradient,
+    &kEncodeRows,
     &kExchangeCounts,
     &kSendRows,
     &kReturnRows,
@@ -189,6 +192,8 @@ constexpr std::array kOperations = {
     &kRmsNormWeightGradient,
     &kRopeTable,
     &kRope,
+    &kRoundRows,
+    &kRoundGradient,
     &kRoute,
     &kRouterEntropy,
     &kRouterTopk,

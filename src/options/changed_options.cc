@@ -69,6 +69,8 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "exp-avg-dtype",
     "exp-avg-sq-dtype",
     "moe-router-ignore-padding",
+    "moe-dispatch-fwd-dtype",
+    "moe-combine-bwd-dtype",
     "fp8-format",
     "fp8-recipe",
     "fp8-amax-history-len",

@@ -154,17 +154,28 @@ constexpr Choice<Fp8Recipe> kFp8Recipes[] = {{"delayed", Fp8Recipe::delayed},
                                              {"tensorwise", Fp8Recipe::tensorwise},
                                              {"blockwise", Fp8Recipe::blockwise},
                                              {"mxfp8", Fp8Recipe::mxfp8}};
-constexpr Choice<PassId> kDumpedPasses[] = {
-    {"emission", PassId::emission},   {"loss-chunks", PassId::loss_chunks},
-    {"precision", PassId::precision}, {"recompute", PassId::recompute},
-    {"offload", PassId::offload},     {"schedule", PassId::schedule},
-    {"copies", PassId::copies},       {"gradient-sums", PassId::gradient_sums},
-    {"gathers", PassId::gathers},     {"multiprocessors", PassId::multiprocessors}};
-constexpr Choice<PassId> kSkippedPasses[] = {
-    {"loss-chunks", PassId::loss_chunks}, {"recompute", PassId::recompute},
-    {"offload", PassId::offload},         {"schedule", PassId::schedule},
-    {"copies", PassId::copies},           {"gradient-sums", PassId::gradient_sums},
-    {"gathers", PassId::gathers},         {"multiprocessors", PassId::multiprocessors}};
+constexpr Choice<MessageDtype> kMessageDtypes[] = {{"bf16", MessageDtype::bf16},
+                                                   {"mxfp8", MessageDtype::mxfp8}};
+constexpr Choice<PassId> kDumpedPasses[] = {{"emission", PassId::emission},
+                                            {"loss-chunks", PassId::loss_chunks},
+                                            {"messages", PassId::messages},
+                                            {"precision", PassId::precision},
+                                            {"recompute", PassId::recompute},
+                                            {"offload", PassId::offload},
+                                            {"schedule", PassId::schedule},
+                                            {"copies", PassId::copies},
+                                            {"gradient-sums", PassId::gradient_sums},
+                                            {"gathers", PassId::gathers},
+                                            {"multiprocessors", PassId::multiprocessors}};
+constexpr Choice<PassId> kSkippedPasses[] = {{"loss-chunks", PassId::loss_chunks},
+                                             {"messages", PassId::messages},
+                                             {"recompute", PassId::recompute},
+                                             {"offload", PassId::offload},
+                                             {"schedule", PassId::schedule},
+                                             {"copies", PassId::copies},
+                                             {"gradient-sums", PassId::gradient_sums},
+                                             {"gathers", PassId::gathers},
+                                             {"multiprocessors", PassId::multiprocessors}};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};
@@ -1172,6 +1183,20 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "NAME",
      .help = "How tokens reach the experts of other ranks (--expert-model-parallel-size).",
      .commands = kCompute},
+    {.name = "moe-dispatch-fwd-dtype",
+     .member = kChoiceMember<&Options::moe_dispatch_fwd_dtype, kMessageDtypes>,
+     .group = kMoe,
+     .metavar = "DTYPE",
+     .help = "Tokens on their way to the experts: as they are computed (bf16), or as e4m3 with a "
+             "scale for each 32 (mxfp8), half as many bytes. Every layout rounds alike, also one "
+             "rank, where nothing is sent.",
+     .commands = kShape | kEval},
+    {.name = "moe-combine-bwd-dtype",
+     .member = kChoiceMember<&Options::moe_combine_bwd_dtype, kMessageDtypes>,
+     .group = kMoe,
+     .metavar = "DTYPE",
+     .help = "The same of gradients of the experts' results on their way back to them.",
+     .commands = kShape},
     {.name = "moe-expert-rank-capacity-factor",
      .member = &Options::moe_expert_rank_capacity_factor,
      .group = kMoe,

@@ -97,6 +97,9 @@ struct MlpActivation {
 };
 
 // --softmax-type.
+// What rows of tokens are on their way between ranks: as they are computed, or 8 bits.
+enum class MessageDtype : uint8_t { bf16, mxfp8 };
+
 enum class AttentionSoftmax : uint8_t { vanilla, off_by_one, learnable };
 
 enum class LoadBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none };
@@ -286,6 +289,8 @@ struct Options {
   // Low precision.
   std::optional<Fp8Format> fp8_format;
   std::optional<Fp8Recipe> fp8_recipe;
+  MessageDtype moe_dispatch_fwd_dtype = MessageDtype::bf16;
+  MessageDtype moe_combine_bwd_dtype = MessageDtype::bf16;
   std::optional<int32_t> fp8_amax_history_len;
   std::optional<AmaxChoice> fp8_amax_compute_algo;
   std::optional<int32_t> fp8_margin;

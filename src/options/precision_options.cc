@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "ops/exchange/coded_rows/coded_rows.h"
 #include "options/refuse_without.h"
 
 namespace troupe {
@@ -33,6 +34,20 @@ void check_recipe(const Options& options) {
   }
 }
 
+MessageRounding message_rounding_of(const Options& options, const ModelConfig& config) {
+  const MessageRounding messages{
+      .dispatched = options.moe_dispatch_fwd_dtype == MessageDtype::mxfp8,
+      .combine_gradients = options.moe_combine_bwd_dtype == MessageDtype::mxfp8};
+  if (messages.any() && config.hidden_size % kCodedBlock != 0) {
+    throw_bad_request(fmt::format(
+        "--{} mxfp8: {} elements share a scale, and the hidden size {} is no multiple of that. "
+        "Leave it out.",
+        messages.dispatched ? "moe-dispatch-fwd-dtype" : "moe-combine-bwd-dtype", kCodedBlock,
+        config.hidden_size));
+  }
+  return messages;
+}
+
 }  // namespace
 
 int32_t amax_history_of(const Options& options) {
@@ -40,7 +55,7 @@ int32_t amax_history_of(const Options& options) {
 }
 
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config) {
-  PrecisionOptions chosen;
+  PrecisionOptions chosen{.messages = message_rounding_of(options, config)};
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
     refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");

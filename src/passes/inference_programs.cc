@@ -13,7 +13,7 @@ namespace {
 InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
                               int32_t sequence, bool with_loss, bool keep_logits,
                               RoutingTrace trace, int32_t loss_chunk_tokens,
-                              bool reset_attention_mask) {
+                              bool reset_attention_mask, const MessageRounding& rounding) {
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   step.program->set_staged_groups(state.part.staged_groups());
@@ -50,6 +50,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       stages.push_back(build_forward(builder, state, tables, step.batch,
                                      {.chunk = work.step.chunk,
                                       .input = stream,
+                                      .messages = rounding,
                                       .expert_rounds = true,
                                       .context_exchange = exchange,
                                       .loss_chunk_tokens = loss_chunk_tokens,
@@ -85,9 +86,9 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence, int32_t loss_chunk_tokens,
                                     bool reset_attention_mask, const PrecisionOptions& precision) {
-  InferenceStep step =
-      build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
-                      RoutingTrace::none, loss_chunk_tokens, reset_attention_mask);
+  InferenceStep step = build_inference(config, state, batch, sequence, /*with_loss=*/true,
+                                       /*keep_logits=*/false, RoutingTrace::none, loss_chunk_tokens,
+                                       reset_attention_mask, precision.messages);
   if (precision.any()) {
     std::vector<WorkSegment> segments;  // nothing is differentiated
     step.program->select_ops(lower_precision(*step.program, segments, state.part.layout(),
@@ -99,7 +100,7 @@ InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState&
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
                                 int32_t sequence, bool with_loss, RoutingTrace trace) {
   return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace,
-                         /*loss_chunk_tokens=*/0, /*reset_attention_mask=*/false);
+                         /*loss_chunk_tokens=*/0, /*reset_attention_mask=*/false, /*rounding=*/{});
 }
 
 }  // namespace troupe

@@ -13,6 +13,7 @@ namespace {
 constexpr std::array kPasses = {
     PassInfo{PassId::emission, "emission", "forward, backward, sums over ranks, update"},
     PassInfo{PassId::loss_chunks, "loss-chunks", "logits of one chunk of the loss at a time"},
+    PassInfo{PassId::messages, "messages", "rows travel as the codes that they are rounded to"},
     PassInfo{PassId::precision, "precision", "operands of products in 8 bits"},
     PassInfo{PassId::recompute, "recompute", "what is not kept is computed again"},
     PassInfo{PassId::offload, "offload", "what is kept waits in the host's memory"},

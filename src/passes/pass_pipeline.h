@@ -27,6 +27,7 @@ namespace troupe {
 enum class PassId : uint8_t {
   emission,         // not a pass: the program as it was emitted
   loss_chunks,      // passes/loss_chunks.h
+  messages,         // passes/message_codes.h
   precision,        // passes/precision.h
   recompute,        // passes/recompute.h
   offload,          // passes/offload.h

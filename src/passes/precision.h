@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/dispatcher.h"
 #include "ops/precision/recipe.h"
 #include "parallel/layout.h"
 #include "passes/amax_histories.h"
@@ -39,8 +40,9 @@ struct PrecisionOptions {
   int32_t first_layers = 0;
   int32_t last_layers = 0;
   int32_t layers = 0;
-  bool weight_gradients = true;  // else their products keep their precision
-  DelayedScaling delayed = {};   // of that recipe
+  MessageRounding messages = {};  // with any recipe, or none
+  bool weight_gradients = true;   // else their products keep their precision
+  DelayedScaling delayed = {};    // of that recipe
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

@@ -14,6 +14,7 @@
 #include "passes/communication_order.h"
 #include "passes/loss_chunks.h"
 #include "passes/loss_weights.h"
+#include "passes/message_codes.h"
 #include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
@@ -207,6 +208,7 @@ class TrainingEmission {
                        .training = true,
                        .micro_batch = part_.global_micro_batch(item.micro_batch),
                        .dispatcher = options_.dispatcher,
+                       .messages = options_.precision.messages,
                        .expert_rounds = options_.expert_rounds,
                        .context_exchange = options_.context_exchange,
                        .seed = options_.seed,
@@ -351,6 +353,9 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   if (options.loss_chunk_tokens > 0) {
     passes.run(PassId::loss_chunks,
                [&](const Program& program) { return order_loss_chunks(program, segments); });
+  }
+  if (options.precision.messages.any()) {
+    passes.run(PassId::messages, [&](Program& program) { return send_codes(program, segments); });
   }
   if (options.precision.any()) {
     passes.run(PassId::precision, [&](Program& program) {

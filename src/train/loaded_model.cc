@@ -131,11 +131,11 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   if (!result.seq_length) result.seq_length = model.sequence();
   if (!model.from_checkpoint) return result;
   const Options saved = saved_options(
-      model,
-      {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
-       "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens", "fp8-format",
-       "fp8-recipe", "fp8-amax-history-len", "fp8-amax-compute-algo", "fp8-margin",
-       "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"});
+      model, {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
+              "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens",
+              "moe-dispatch-fwd-dtype", "fp8-format", "fp8-recipe", "fp8-amax-history-len",
+              "fp8-amax-compute-algo", "fp8-margin", "first-last-layers-bf16",
+              "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"});
   const auto take = [&](const char* name, auto member) {
     if (!was_given(options, name)) result.*member = saved.*member;
   };
@@ -149,6 +149,7 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   take("reset-attention-mask", &Options::reset_attention_mask);
   take("keep-partial-validation-sample", &Options::keep_partial_validation_sample);
   take("loss-chunk-tokens", &Options::loss_chunk_tokens);
+  take("moe-dispatch-fwd-dtype", &Options::moe_dispatch_fwd_dtype);
   if (was_given(options, "fp8-format")) return result;  // another recipe, all of it
   take("fp8-format", &Options::fp8_format);
   take("fp8-recipe", &Options::fp8_recipe);

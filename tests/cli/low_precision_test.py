@@ -5,6 +5,7 @@ go on after a checkpoint with the same bits, and do not depend on the number of 
 Usage: low_precision_test.py TROUPE SOURCE_FOLDER
 """
 
+import json
 import pathlib
 import re
 import sys
@@ -19,6 +20,7 @@ RECIPES = {"delayed": ("--fp8-format", "hybrid", "--fp8-amax-history-len", 2,
            "tensorwise": ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"),
            "blockwise": ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"),
            "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8")}
+MESSAGES = {"messages": ("--moe-dispatch-fwd-dtype", "mxfp8", "--moe-combine-bwd-dtype", "mxfp8")}
 
 
 def setUpModule():
@@ -41,7 +43,7 @@ class LowPrecision(unittest.TestCase):
 
     def test_every_recipe_learns(self):
         plain = self.losses("bf16")
-        for name, flags in RECIPES.items():
+        for name, flags in (RECIPES | MESSAGES).items():
             losses = self.losses(name, *flags)
             self.assertNotEqual(losses, plain, name)
             self.assertLess(losses[-1], losses[0] - 0.3, name)
@@ -50,7 +52,7 @@ class LowPrecision(unittest.TestCase):
             self.assertLess(abs(losses[-1] - plain[-1]), 0.05 * plain[-1], name)
 
     def test_threads_and_a_checkpoint_between_change_no_bit(self):
-        for name, flags in RECIPES.items():
+        for name, flags in (RECIPES | MESSAGES).items():
             whole = self.losses(f"{name}_whole", *flags)
             self.assertEqual(whole, self.losses(f"{name}_one", *flags, threads=1), name)
             self.losses(f"{name}_cut", *flags, steps=3)
@@ -71,7 +73,7 @@ class LowPrecision(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             return re.search(r"validation loss ([0-9.]+)", done.stdout)[1]
 
-        for recipe, flags in RECIPES.items():
+        for recipe, flags in (RECIPES | MESSAGES).items():
             name = f"{recipe}_evaluated"
             self.losses(name, *flags, "--split", "90,10,0", "--eval-iters", 2, "--eval-interval", 6)
             found = [line["val_loss"] for line in metrics(HERE.folder / name)
@@ -105,6 +107,34 @@ class LowPrecision(unittest.TestCase):
             for other, own in zip(losses[-3:], one[-3:], strict=True):
                 self.assertLess(abs(other - own), 0.01 * own, name)
 
+    def test_rows_in_8_bits_are_the_same_in_other_layouts(self):
+        one = self.losses("rows_one_rank", *MESSAGES["messages"])
+        for dispatcher in ("allgather", "alltoall", "flex"):
+            losses = self.losses(f"rows_{dispatcher}", *MESSAGES["messages"], "--ranks", 2,
+                                 "--expert-model-parallel-size", 2,
+                                 "--moe-token-dispatcher-type", dispatcher)
+            for other, own in zip(losses, one, strict=True):
+                self.assertLess(abs(other - own), 0.01 * own, dispatcher)
+
+    # The rows take half as many bytes and a scale for each 32; those that are summed on the way back
+    # stay as they are.
+    def test_a_plan_counts_fewer_bytes_between_ranks(self):
+        def exchanged(*flags):
+            done = run("plan", "--model", "olmoe-1b-7b", "--bf16", "--gpus", "8xh100",
+                       "--expert-model-parallel-size", 8, "--moe-token-dispatcher-type",
+                       "alltoall", "--json", *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            links = json.loads(done.stdout)["rank_classes"][0]["links"]
+            return next(link["bytes"] for link in links if link["group"] == "etp-ep")
+
+        # Of four exchanges of rows, and one in a hundred for weights and experts of tokens.
+        expected = (1 - 2112 / 4096) / 4
+        whole = exchanged()
+        one = exchanged(*MESSAGES["messages"][:2])
+        both = exchanged(*MESSAGES["messages"])
+        self.assertAlmostEqual((whole - one) / whole, expected, delta=0.02 * expected)
+        self.assertAlmostEqual((one - both) / whole, expected, delta=0.02 * expected)
+
     def refused(self, text, *flags, command="plan"):
         done = run(command, "--model", HERE.folder / "config.json", *flags)
         self.assertEqual(done.returncode, 2, done.stderr)
@@ -125,6 +155,8 @@ class LowPrecision(unittest.TestCase):
                      "--first-last-layers-bf16")
         self.refused("--num-layers-at-end-in-bf16: it belongs to --first-last-layers-bf16",
                      *RECIPES["mxfp8"], "--num-layers-at-end-in-bf16", 1)
+        self.refused("--moe-dispatch-fwd-dtype takes bf16 or mxfp8, not 'fp8'",
+                     "--moe-dispatch-fwd-dtype", "fp8")
         self.refused("1 layers at the start and 2 at the end are more than the 2",
                      *RECIPES["mxfp8"], "--first-last-layers-bf16", "--num-layers-at-end-in-bf16",
                      2)

@@ -74,5 +74,25 @@ TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
                 "--num-layers-at-end-in-bf16: it belongs to --first-last-layers-bf16.");
 }
 
+TEST(PrecisionOptionsOf, RowsOnTheirWayHaveWholeBlocks) {
+  EXPECT_FALSE(chosen_with([](Options&) {}).messages.any());
+  const auto messages_of = [](int64_t hidden, const std::function<void(Options&)>& change) {
+    Options options;
+    change(options);
+    ModelConfig model = moe_model(4);
+    model.hidden_size = hidden;
+    return precision_options_of(options, model).messages;
+  };
+  const auto dispatched = [](Options& o) { o.moe_dispatch_fwd_dtype = MessageDtype::mxfp8; };
+  const auto combined = [](Options& o) { o.moe_combine_bwd_dtype = MessageDtype::mxfp8; };
+  EXPECT_EQ(messages_of(96, dispatched), (MessageRounding{.dispatched = true}));
+  EXPECT_EQ(messages_of(96, combined), (MessageRounding{.combine_gradients = true}));
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { messages_of(80, dispatched); }),
+            "--moe-dispatch-fwd-dtype mxfp8: 32 elements share a scale, and the hidden size 80 is "
+            "no multiple of that. Leave it out.");
+  expect_phrase(message_of(ExitStatus::bad_request, [&] { messages_of(80, combined); }),
+                "--moe-combine-bwd-dtype mxfp8: 32 elements");
+}
+
 }  // namespace
 }  // namespace troupe::testing

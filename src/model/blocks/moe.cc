@@ -13,6 +13,7 @@
 #include "ops/elementwise/activation/activation.h"
 #include "ops/elementwise/add/add.h"
 #include "ops/elementwise/row_gate/row_gate.h"
+#include "ops/exchange/coded_rows/coded_rows.h"
 #include "ops/exchange/prefix_sum/prefix_sum.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "ops/experts/combine/combine.h"
@@ -58,6 +59,9 @@ class MoeForward {
     const LimitedRows limited = limit_rows(wanted);
     const int64_t step = tokens_of_round();
     const bool in_rounds = step < tokens();
+    const MessageRounding& messages = options_.messages;
+    const ValueId dispatched =
+        messages.dispatched ? round_rows(builder_, input_, "dispatched") : input_;
     ValueId routed;
     for (int64_t first = 0; first < tokens(); first += step) {
       ValueId kept = limited.kept;
@@ -68,12 +72,15 @@ class MoeForward {
       const std::unique_ptr<Dispatcher> dispatcher =
           make_dispatcher(builder_, config_, part(), options_.dispatcher,
                           {.tokens = step, .most_rows = rows_with_room()});
-      const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
+      const DispatchedTokens tokens = dispatcher->dispatch(dispatched, chosen.probabilities, kept);
       const Routing routing = plan_rows(tokens);
       if (first == 0) report(chosen, wanted, limited, logits, routing);
       const ValueId sum = dispatcher->collect(build_experts(tokens, routing));
       builder_.place.round = 0;
       routed = first == 0 ? sum : add(builder_, routed, sum, "moe_sum_so_far");
+    }
+    if (messages.combine_gradients && options_.training) {
+      routed = round_gradient(builder_, routed, "moe_routed");
     }
     if (!config_.has_shared_expert()) return routed;
     builder_.place.module = &kSharedExpertModule;
