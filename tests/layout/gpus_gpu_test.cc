@@ -329,6 +329,18 @@ std::vector<LayoutCase> layouts() {
     for (std::string word; std::getline(words, word, '_');) is_new |= seen.insert(word).second;
     if (is_new) chosen.push_back(std::move(c));
   }
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    LayoutCase c;
+    c.name = "messages_in_8_bits_" + std::string(name_of(dispatcher));
+    c.model = moe_model(2);
+    c.model.hidden_size = 64;
+    c.layout.world_size = 2;
+    c.layout.expert_parallel = 2;
+    c.dispatcher = dispatcher;
+    c.precision = {.layers = 2, .messages = {.dispatched = true, .combine_gradients = true}};
+    chosen.push_back(c);
+  }
   return chosen;
 }
 
