@@ -1,7 +1,7 @@
 // Passes move operations and change nothing else: without any one of them, and without all, steps
-// in every schedule, with a loss in chunks, products in 8 bits, recompute, offload, sharded
-// parameters and overlap, leave the bits that they leave with them. (Precision changes numbers, and
-// is not left out.)
+// in every schedule, with a loss in chunks, messages and products in 8 bits, recompute, offload,
+// sharded parameters and overlap, leave the bits that they leave with them. (Precision changes
+// numbers, and is not left out.)
 #include "passes/pass_pipeline.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,9 @@ std::vector<LayoutCase> skip_cases() {
     c.dispatcher = TokenDispatcher::alltoall;
     c.early_collectives = true;
     c.loss_chunk_tokens = 5;
-    c.precision = {.recipe = Fp8Recipe::mxfp8, .layers = layers};
+    c.precision = {.recipe = Fp8Recipe::mxfp8,
+                   .layers = layers,
+                   .messages = {.dispatched = true, .combine_gradients = true}};
     c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
                    .modules = {&kCoreAttentionModule, &kNormModule}};
     c.offload = {.modules = {&kQkvModule, &kCoreAttentionModule, &kExpertFc1Module},
@@ -120,8 +122,11 @@ TEST(PassPipeline, IsWatchedPassByPass) {
     }
     EXPECT_EQ(records.back().ops_after, program->op_count());
   }
-  EXPECT_EQ(adds, (std::set<PassId>{PassId::precision, PassId::recompute, PassId::offload}));
-  moves.erase(PassId::precision);  // what came after a product that was replaced
+  EXPECT_EQ(adds, (std::set<PassId>{PassId::messages, PassId::precision, PassId::recompute,
+                                    PassId::offload}));
+  // What came after an operation that was replaced.
+  moves.erase(PassId::messages);
+  moves.erase(PassId::precision);
   // Neither do emission, which begins the program, and multiprocessors, which only says how many
   // an operation takes.
   EXPECT_EQ(moves.size() + adds.size(), all_passes().size() - 2)
