@@ -25,6 +25,7 @@
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/expert_room_choice.h"
+#include "train/fp8_module_choice.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
@@ -421,7 +422,11 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   const ModelConfig config = load_model_config(asked);
   Options measured = asked;
   measured.eval_iters = 0;
-  const Options options = with_expert_room(measured, config, usable_bytes_of_gpu(asked));
+  const Options options =
+      with_expert_room(with_fp8_modules(measured, config, figures_of_gpu(asked)), config,
+                       usable_bytes_of_gpu(asked));
+  const std::string note = note_on_fp8_modules(asked, options);
+  if (!note.empty() && leads(processes)) fmt::print(stderr, "{}\n", note);
   const StepSpec spec = step_spec_of(options, config, processes);
   run_all_ranks(
       device_spec_of(options), processes,

@@ -73,6 +73,7 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "moe-combine-bwd-dtype",
     "fp8-format",
     "fp8-recipe",
+    "fp8-modules",
     "fp8-amax-history-len",
     "fp8-amax-compute-algo",
     "fp8-margin",

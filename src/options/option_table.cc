@@ -952,6 +952,15 @@ constexpr OptionSpec kOptions[] = {
      .unset = "0",
      .range = between(0, 8),
      .commands = kShape | kEval},
+    {.name = "fp8-modules",
+     .member = &Options::fp8_modules,
+     .group = kModel,
+     .metavar = "NAME...",
+     .help = "With --fp8-format: whose products are in 8 bits: attention, mlp, shared_experts, "
+             "experts; all; none; or auto: those that are faster in 8 bits by the plan of the "
+             "step, where the GPU's figures are known (--hardware), and all elsewhere.",
+     .unset = "auto",
+     .commands = kShape | kEval},
     {.name = "no-fp8-wgrad",
      .member = &Options::no_fp8_wgrad,
      .group = kModel,

@@ -289,6 +289,7 @@ struct Options {
   // Low precision.
   std::optional<Fp8Format> fp8_format;
   std::optional<Fp8Recipe> fp8_recipe;
+  std::vector<std::string> fp8_modules;  // empty: open
   MessageDtype moe_dispatch_fwd_dtype = MessageDtype::bf16;
   MessageDtype moe_combine_bwd_dtype = MessageDtype::bf16;
   std::optional<int32_t> fp8_amax_history_len;

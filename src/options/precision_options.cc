@@ -1,9 +1,11 @@
 #include "options/precision_options.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "ops/exchange/coded_rows/coded_rows.h"
 #include "options/refuse_without.h"
 
@@ -34,6 +36,30 @@ void check_recipe(const Options& options) {
   }
 }
 
+constexpr std::string_view kAll = "all";
+constexpr std::string_view kNone = "none";
+constexpr std::string_view kAuto = "auto";
+
+// Which groups of products keep their precision.
+std::array<bool, kProductGroupCount> kept_groups_of(const std::vector<std::string>& names) {
+  std::array<bool, kProductGroupCount> kept{};
+  if (leaves_fp8_modules_open(names) || (names.size() == 1 && names[0] == kAll)) return kept;
+  for (const ProductGroup group : kProductGroups) kept[static_cast<size_t>(group)] = true;
+  if (names.size() == 1 && names[0] == kNone) return kept;
+  for (const std::string& name : names) {
+    const auto found = std::find_if(kProductGroups.begin(), kProductGroups.end(),
+                                    [&](ProductGroup group) { return name_of(group) == name; });
+    if (found == kProductGroups.end()) {
+      throw_bad_request(fmt::format(
+          "--fp8-modules '{}': choose among attention, mlp, shared_experts, experts; or give all, "
+          "none or auto alone.",
+          printable(name)));
+    }
+    kept[static_cast<size_t>(*found)] = false;
+  }
+  return kept;
+}
+
 MessageRounding message_rounding_of(const Options& options, const ModelConfig& config) {
   const MessageRounding messages{
       .dispatched = options.moe_dispatch_fwd_dtype == MessageDtype::mxfp8,
@@ -50,6 +76,26 @@ MessageRounding message_rounding_of(const Options& options, const ModelConfig& c
 
 }  // namespace
 
+std::string_view name_of(ProductGroup group) {
+  switch (group) {
+    case ProductGroup::none:
+      break;
+    case ProductGroup::attention:
+      return "attention";
+    case ProductGroup::mlp:
+      return "mlp";
+    case ProductGroup::shared_experts:
+      return "shared_experts";
+    case ProductGroup::experts:
+      return "experts";
+  }
+  return kNone;
+}
+
+bool leaves_fp8_modules_open(const std::vector<std::string>& names) {
+  return names.empty() || (names.size() == 1 && names[0] == kAuto);
+}
+
 int32_t amax_history_of(const Options& options) {
   return recipe_of(options) == Recipe::delayed ? options.fp8_amax_history_len.value_or(1) : 0;
 }
@@ -58,6 +104,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
   PrecisionOptions chosen{.messages = message_rounding_of(options, config)};
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
+    refuse_without(!options.fp8_modules.empty(), "fp8-modules", "fp8-format");
     refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
   }
@@ -75,6 +122,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
                     .margin = options.fp8_margin.value_or(0)};
   chosen.format = *options.fp8_format;
   chosen.layers = config.num_layers;
+  chosen.kept = kept_groups_of(options.fp8_modules);
   chosen.weight_gradients = !options.no_fp8_wgrad;
   if (!options.first_last_layers_bf16) return chosen;
   chosen.first_layers = options.num_layers_at_start_in_bf16.value_or(1);

@@ -21,6 +21,7 @@
 // for parameters (StateTensor::amax_history).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -29,6 +30,7 @@
 #include "parallel/layout.h"
 #include "passes/amax_histories.h"
 #include "passes/work_segment.h"
+#include "program/module.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -40,9 +42,10 @@ struct PrecisionOptions {
   int32_t first_layers = 0;
   int32_t last_layers = 0;
   int32_t layers = 0;
-  MessageRounding messages = {};  // with any recipe, or none
-  bool weight_gradients = true;   // else their products keep their precision
-  DelayedScaling delayed = {};    // of that recipe
+  MessageRounding messages = {};                   // with any recipe, or none
+  std::array<bool, kProductGroupCount> kept = {};  // products of these keep their precision
+  bool weight_gradients = true;                    // else their products keep their precision
+  DelayedScaling delayed = {};                     // of that recipe
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

@@ -5,9 +5,14 @@
 // compared by address. Any thread may read them.
 #pragma once
 
+#include <cstdint>
 #include <set>
 
 namespace troupe {
+
+// Whose products can be kept out of 8 bits (--fp8-modules).
+enum class ProductGroup : uint8_t { none, attention, mlp, shared_experts, experts };
+inline constexpr int kProductGroupCount = static_cast<int>(ProductGroup::experts) + 1;
 
 struct ModuleSpec {
   // The module of which this one is a part: who chooses that chooses this, too.
@@ -16,6 +21,7 @@ struct ModuleSpec {
   // modules may have one name.
   const char* recompute = nullptr;
   const char* offload = nullptr;
+  ProductGroup products = ProductGroup::none;
   // Of a recomputed module: what it hands on within its layer is not kept either.
   bool discards_outputs = false;
   // Of an offloaded module: what it computes is offloaded with what it reads.

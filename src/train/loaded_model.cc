@@ -131,11 +131,12 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   if (!result.seq_length) result.seq_length = model.sequence();
   if (!model.from_checkpoint) return result;
   const Options saved = saved_options(
-      model, {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
-              "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens",
-              "moe-dispatch-fwd-dtype", "fp8-format", "fp8-recipe", "fp8-amax-history-len",
-              "fp8-amax-compute-algo", "fp8-margin", "first-last-layers-bf16",
-              "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"});
+      model,
+      {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
+       "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens",
+       "moe-dispatch-fwd-dtype", "fp8-format", "fp8-recipe", "fp8-modules", "fp8-amax-history-len",
+       "fp8-amax-compute-algo", "fp8-margin", "first-last-layers-bf16",
+       "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"});
   const auto take = [&](const char* name, auto member) {
     if (!was_given(options, name)) result.*member = saved.*member;
   };
@@ -153,6 +154,7 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   if (was_given(options, "fp8-format")) return result;  // another recipe, all of it
   take("fp8-format", &Options::fp8_format);
   take("fp8-recipe", &Options::fp8_recipe);
+  take("fp8-modules", &Options::fp8_modules);
   take("fp8-amax-history-len", &Options::fp8_amax_history_len);
   take("fp8-amax-compute-algo", &Options::fp8_amax_compute_algo);
   take("fp8-margin", &Options::fp8_margin);

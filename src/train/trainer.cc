@@ -14,6 +14,7 @@
 #include "io/hf_config.h"
 #include "options/model_options.h"
 #include "train/expert_room_choice.h"
+#include "train/fp8_module_choice.h"
 #include "train/interrupt.h"
 #include "train/matmul_limit.h"
 #include "train/memory_remedies.h"
@@ -359,14 +360,23 @@ uint64_t usable_bytes_of_all(const Options& options, ProcessGroup* processes) {
   return *std::min_element(all.begin(), all.end());
 }
 
+// With what depends on the GPUs chosen. With --use-checkpoint-args the model is the checkpoint's,
+// and all stays open.
+Options choose_for_gpus(const Options& options, ProcessGroup* processes) {
+  if (options.use_checkpoint_args) return options;
+  const uint64_t usable = usable_bytes_of_all(options, processes);
+  if (usable == 0) return options;
+  const ModelConfig config = load_model_config(options);
+  return with_expert_room(with_fp8_modules(options, config, figures_of_gpu(options)), config,
+                          usable);
+}
+
 }  // namespace
 
 ExitStatus train(const Options& options, ProcessGroup* processes) {
-  // With --use-checkpoint-args the model is the checkpoint's, and the room stays open.
-  const uint64_t usable = options.use_checkpoint_args ? 0 : usable_bytes_of_all(options, processes);
-  const Options chosen =
-      usable == 0 ? options : with_expert_room(options, load_model_config(options), usable);
+  const Options chosen = choose_for_gpus(options, processes);
   const RunLog log(report_spec_of(chosen), leads(processes));
+  if (const std::string note = note_on_fp8_modules(options, chosen); !note.empty()) log.say(note);
   const LoadedCheckpoint loaded = find_loaded(load_spec_of(chosen), chosen.save, log);
   const RunSpec spec = run_spec_of(chosen, loaded.args, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks

@@ -328,6 +328,37 @@ TEST(Precision, GradientsOfWeightsMayKeepTheirs) {
   EXPECT_EQ(others.plain.size() + others.quantized.size(), all.plain.size() + all.quantized.size());
 }
 
+// Forward and in both gradients.
+TEST(Precision, ProductsOfModulesMayKeepTheirs) {
+  const Products all = products_of(one_rank(kDelayed));
+  const auto in_group = [](const Product& product, ProductGroup group) {
+    const auto about = [&](const char* what) {
+      return product.result.find(what) != std::string::npos ||
+             product.operands[0].find(what) != std::string::npos ||
+             product.operands[1].find(what) != std::string::npos;
+    };
+    if (group == ProductGroup::attention) return about("w_qkv") || about("w_attention_out");
+    if (group == ProductGroup::shared_experts) return about("shared");
+    return product.kind.starts_with("grouped");
+  };
+  for (const ProductGroup group :
+       {ProductGroup::attention, ProductGroup::shared_experts, ProductGroup::experts}) {
+    PrecisionOptions precision = kDelayed;
+    precision.kept[static_cast<size_t>(group)] = true;
+    std::vector<Product> expected;
+    int64_t kept = 0;
+    for (const Product& product : all.quantized) {
+      if (in_group(product, group)) {
+        ++kept;
+      } else {
+        expected.push_back(product);
+      }
+    }
+    EXPECT_GT(kept, 0);
+    EXPECT_EQ(products_of(one_rank(precision)).quantized, expected);
+  }
+}
+
 TEST(Precision, FirstAndLastLayersMayKeepTheirs) {
   PrecisionOptions precision = kBlockwise;
   precision.first_layers = 1;

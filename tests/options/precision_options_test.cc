@@ -4,6 +4,7 @@
 #include <functional>
 #include <gtest/gtest.h>
 #include <string>
+#include <vector>
 
 #include "options/options.h"
 #include "program/test_models.h"
@@ -72,6 +73,35 @@ TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
                 "--num-layers-at-start-in-bf16: it belongs to --first-last-layers-bf16.");
   expect_phrase(refusal_with(with_layers(&Options::num_layers_at_end_in_bf16)),
                 "--num-layers-at-end-in-bf16: it belongs to --first-last-layers-bf16.");
+}
+
+TEST(PrecisionOptionsOf, ModulesAreNamedAllOrNone) {
+  const auto kept_with = [](const std::vector<std::string>& names) {
+    const PrecisionOptions chosen = chosen_with([&](Options& o) {
+      o.fp8_format = Fp8Format::e4m3;
+      o.fp8_modules = names;
+    });
+    std::string kept;
+    for (const ProductGroup group : kProductGroups) {
+      if (chosen.kept[static_cast<size_t>(group)]) kept += std::string(name_of(group)) + " ";
+    }
+    EXPECT_FALSE(chosen.kept[static_cast<size_t>(ProductGroup::none)]);
+    return kept;
+  };
+  for (const char* every : {"all", "auto"}) EXPECT_EQ(kept_with({every}), "");
+  EXPECT_EQ(kept_with({}), "");
+  EXPECT_EQ(kept_with({"none"}), "attention mlp shared_experts experts ");
+  EXPECT_EQ(kept_with({"experts"}), "attention mlp shared_experts ");
+  EXPECT_EQ(kept_with({"shared_experts", "attention", "mlp"}), "experts ");
+  const auto refused = [&](const std::vector<std::string>& names) {
+    return message_of(ExitStatus::bad_request, [&] { kept_with(names); });
+  };
+  EXPECT_EQ(refused({"attention", "router"}),
+            "--fp8-modules 'router': choose among attention, mlp, shared_experts, experts; or give "
+            "all, none or auto alone.");
+  expect_phrase(refused({"attention", "all"}), "--fp8-modules 'all': choose among");
+  expect_phrase(refusal_with([](Options& o) { o.fp8_modules = {"all"}; }),
+                "--fp8-modules: it belongs to --fp8-format.");
 }
 
 TEST(PrecisionOptionsOf, RowsOnTheirWayHaveWholeBlocks) {

@@ -12,7 +12,7 @@
 
 namespace troupe {
 
-inline constexpr ModuleSpec kMlpModule{.recompute = "mlp"};
+inline constexpr ModuleSpec kMlpModule{.recompute = "mlp", .products = ProductGroup::mlp};
 
 struct MlpSpec {
   int32_t hidden = 0;

@@ -20,13 +20,15 @@
 namespace troupe {
 
 // All of attention but the next three.
-inline constexpr ModuleSpec kAttentionModule{};
+inline constexpr ModuleSpec kAttentionModule{.products = ProductGroup::attention};
 // The product that makes queries, keys and values.
-inline constexpr ModuleSpec kQkvModule{.offload = "qkv_linear"};
+inline constexpr ModuleSpec kQkvModule{.offload = "qkv_linear",
+                                       .products = ProductGroup::attention};
 // Scores, softmax, and the weighted sum of values.
 inline constexpr ModuleSpec kCoreAttentionModule{.recompute = "core_attn", .offload = "core_attn"};
 // The product after it.
-inline constexpr ModuleSpec kAttentionOutModule{.offload = "attn_proj"};
+inline constexpr ModuleSpec kAttentionOutModule{.offload = "attn_proj",
+                                                .products = ProductGroup::attention};
 
 struct GqaSpec {
   int32_t hidden = 0;

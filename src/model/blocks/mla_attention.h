@@ -18,11 +18,12 @@
 namespace troupe {
 
 // The latents: all products that read the input, and norms.
-inline constexpr ModuleSpec kMlaLatentModule{.offload = "qkv_linear"};
+inline constexpr ModuleSpec kMlaLatentModule{.offload = "qkv_linear",
+                                             .products = ProductGroup::attention};
 // The products that make queries, keys and values of the latents, and the rows put together of
 // these: what attention keeps is made again of the latents.
-inline constexpr ModuleSpec kMlaUpProjectionModule{.recompute = "mla_up_proj",
-                                                   .discards_outputs = true};
+inline constexpr ModuleSpec kMlaUpProjectionModule{
+    .recompute = "mla_up_proj", .products = ProductGroup::attention, .discards_outputs = true};
 
 struct MlaSpec {
   int32_t hidden = 0;

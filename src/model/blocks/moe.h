@@ -15,13 +15,17 @@
 namespace troupe {
 
 // Router, dispatch, experts, combination and shared expert.
-inline constexpr ModuleSpec kMoeModule{.recompute = "moe", .exchanges_tokens = true};
+inline constexpr ModuleSpec kMoeModule{
+    .recompute = "moe", .products = ProductGroup::experts, .exchanges_tokens = true};
 // The experts' first product.
-inline constexpr ModuleSpec kExpertFc1Module{.part_of = &kMoeModule, .offload = "expert_fc1"};
+inline constexpr ModuleSpec kExpertFc1Module{
+    .part_of = &kMoeModule, .offload = "expert_fc1", .products = ProductGroup::experts};
 inline constexpr ModuleSpec kExpertActivationModule{
     .part_of = &kMoeModule, .recompute = "moe_act", .offload = "moe_act", .discards_outputs = true};
-inline constexpr ModuleSpec kSharedExpertModule{
-    .part_of = &kMoeModule, .recompute = "shared_experts", .runs_beside_exchanges = true};
+inline constexpr ModuleSpec kSharedExpertModule{.part_of = &kMoeModule,
+                                                .recompute = "shared_experts",
+                                                .products = ProductGroup::shared_experts,
+                                                .runs_beside_exchanges = true};
 
 class Moe : public LayerBlock {
  public:
