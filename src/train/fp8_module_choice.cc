@@ -83,7 +83,7 @@ ProductTimes times_of_step(const Options& options, const ModelConfig& config, co
   return times;
 }
 
-// Times grow by the same with each round of micro-batches, but for weights, which are quantised
+// Times grow by the same with each round of micro-batches, except for weights, which are quantised
 // once a step.
 GroupTimes extrapolate(const GroupTimes& one, const GroupTimes& two, double rounds) {
   GroupTimes times{};
