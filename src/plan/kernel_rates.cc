@@ -46,7 +46,7 @@ struct Shares {
 };
 constexpr Shares kOfGpu = {.dense = 0.92,
                            .dense_weight_gradient = 0.90,
-                           .experts = {.most = 0.85, .half = 160},
+                           .experts = {.most = 0.85, .half = 100},
                            .experts_in_pairs = {.most = 0.97, .half = 85},
                            .experts_weight_gradient = {.most = 0.86, .half = 110},
                            .attention = {.most = 0.76, .half = 430},
@@ -75,14 +75,28 @@ const Shares& shares_on(const DeviceTraits& traits) {
 constexpr double kNewtonSchulz = 0.70;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
 
-// Operands in 8 bits: how many times the shares above, and the rows of an expert that it takes.
+// Operands in 8 bits: how many times the shares above, and the rows of an expert that it takes in
+// kernels of pairs and in weight gradients.
 struct OfCodes {
   double dense = 1;
+  double dense_weight_gradient = 1;
   double experts = 1;
-  double rows = 1;
+  double rows_of_pairs = 1;
+  double experts_weight_gradient = 1;
+  double rows_of_weight_gradient = 1;
 };
-constexpr OfCodes kCodes = {.dense = 1.6, .experts = 1.85, .rows = 3};
-constexpr OfCodes kCodeBlocks = {.dense = 1.3, .experts = 1.4, .rows = 1.5};
+constexpr OfCodes kCodes = {.dense = 1.5,
+                            .dense_weight_gradient = 1.3,
+                            .experts = 1.7,
+                            .rows_of_pairs = 1.65,
+                            .experts_weight_gradient = 1.7,
+                            .rows_of_weight_gradient = 1};
+constexpr OfCodes kCodeBlocks = {.dense = 1.2,
+                                 .dense_weight_gradient = 1.0,
+                                 .experts = 1.4,
+                                 .rows_of_pairs = 1.5,
+                                 .experts_weight_gradient = 1.4,
+                                 .rows_of_weight_gradient = 0.7};
 
 bool has(std::string_view name, std::string_view word) {
   return name.find(word) != std::string_view::npos;
@@ -159,8 +173,13 @@ double share_of_experts(const OpView& op, const Shares& shares, std::string_view
   Share share = is_weight_gradient     ? shares.experts_weight_gradient
                 : has(variant, "pair") ? shares.experts_in_pairs
                                        : shares.experts;
-  share.half *= codes.rows;
-  const double of_rows = codes.experts * share.of(rows_of_expert(op));
+  if (is_weight_gradient) {
+    share.half *= codes.rows_of_weight_gradient;
+  } else if (has(variant, "pair")) {
+    share.half *= codes.rows_of_pairs;
+  }
+  const double times = is_weight_gradient ? codes.experts_weight_gradient : codes.experts;
+  const double of_rows = times * share.of(rows_of_expert(op));
   if (!shares.by_shapes) return of_rows;
   const Shape& result = op.output(0).shape;
   if (is_weight_gradient) return of_rows * filled(result[1], 128) * filled(result.back(), 256);
@@ -176,8 +195,9 @@ double share_of_products(const OpView& op, const Shares& shares, double flops,
   if (has(kind, "grouped_linear")) return share_of_experts(op, shares, variant);
   if (has(kind, "attention")) return share_of_attention(op, shares, flops);
   if (has(kind, "newton_schulz")) return kNewtonSchulz;
-  return of_codes(variant).dense *
-         (has(kind, "weight") ? shares.dense_weight_gradient : shares.dense);
+  const OfCodes codes = of_codes(variant);
+  if (has(kind, "weight")) return codes.dense_weight_gradient * shares.dense_weight_gradient;
+  return codes.dense * shares.dense;
 }
 
 // The same for the kernel that the operation gets on a GPU. Codes with other scales of blocks are

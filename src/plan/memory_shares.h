@@ -35,7 +35,7 @@ inline constexpr std::array kMemoryShares = {
     KernelShare{"mla_rows", 0.80},
     KernelShare{"mla_rows_gradient", 0.82},
     KernelShare{"qk_norm_rope_weight_gradient", 0.70},
-    KernelShare{"quantize", 0.83},
+    KernelShare{"quantize", 0.75},
     KernelShare{"rms_norm_weight_gradient", 0.71},
     KernelShare{"route", 0.03},
     KernelShare{"router_entropy", 0.05},

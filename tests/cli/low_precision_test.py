@@ -135,6 +135,23 @@ class LowPrecision(unittest.TestCase):
         self.assertAlmostEqual((whole - one) / whole, expected, delta=0.02 * expected)
         self.assertAlmostEqual((one - both) / whole, expected, delta=0.02 * expected)
 
+    # Where experts have few rows and weights are quantised for them alone.
+    def test_a_plan_leaves_products_that_8_bits_make_slower(self):
+        def planned(*flags):
+            done = run("plan", "--model", "olmoe-1b-7b", "--num-layers", 1, "--bf16", "--gpus",
+                       "1xh100", "--seq-length", 512, *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return " ".join(done.stderr.split()), done.stdout
+
+        note, text = planned(*RECIPES["tensorwise"])
+        self.assertIn("Note: no product is in 8 bits: by the plan of this step all are faster in "
+                      "bf16 (--fp8-modules).", note)
+        self.assertNotIn("quantized", text)
+        note, text = planned(*RECIPES["tensorwise"], "--fp8-modules", "experts")
+        self.assertEqual(note, "")
+        self.assertIn("quantized_grouped_linear", text)
+        self.assertNotIn("quantized_linear", text)
+
     def refused(self, text, *flags, command="plan"):
         done = run(command, "--model", HERE.folder / "config.json", *flags)
         self.assertEqual(done.returncode, 2, done.stderr)
@@ -165,7 +182,8 @@ class LowPrecision(unittest.TestCase):
         for recipe, kernel in (("tensorwise", "sm90 codes"), ("blockwise", "sm90 code blocks"),
                                ("mxfp8", "widened")):
             done = run("plan", "--model", "olmoe-1b-7b", "--num-layers", 1, "--bf16",
-                       "--seq-length", 512, *RECIPES[recipe], "--gpus", "1xh100")
+                       "--seq-length", 512, *RECIPES[recipe], "--fp8-modules", "all", "--gpus",
+                       "1xh100")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, f"quantized_grouped_linear +{kernel} 2")
             self.assertEqual("Use --fp8-recipe tensorwise" in " ".join(done.stderr.split()),
