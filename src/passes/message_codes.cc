@@ -17,7 +17,6 @@ class MessageCodesPass {
   explicit MessageCodesPass(Program& program)
       : program_(program),
         rewrite_(program),
-        stand_in_(program.value_count()),
         rounded_by_(program.value_count(), -1),
         codes_(program.value_count()),
         is_read_(program.value_count(), false) {}
@@ -36,17 +35,11 @@ class MessageCodesPass {
 
  private:
   void visit(int32_t index) {
+    rewrite_.read_stand_ins(index);
     const Op op = program_.op(index);
-    std::vector<ValueId> reads;
-    for_each_read(program_, op, [&](ValueId id) { reads.push_back(id); });
-    for (const ValueId id : reads) {
-      if (stand_in_.has(id) && stand_in_[id].valid()) {
-        program_.replace_read(index, id, stand_in_[id]);
-      }
-    }
     const std::vector<ValueId> inputs(program_.inputs(op).begin(), program_.inputs(op).end());
     if (op.spec == &kRoundGradient) {
-      stand_in_[program_.outputs(op)[0]] = inputs[0];
+      rewrite_.replace(program_.outputs(op)[0], inputs[0]);
       rewrite_.remove(index);
       return;
     }
@@ -96,14 +89,13 @@ class MessageCodesPass {
       return decode_rows(builder, sent[result], pushed ? sent[0] : ValueId{}, attributes,
                          program_.value(results[result]).name + "_decoded");
     });
-    for (size_t i = 0; i < results.size(); ++i) stand_in_[results[i]] = sent[i];
+    for (size_t i = 0; i < results.size(); ++i) rewrite_.replace(results[i], sent[i]);
     rewrite_.remove(index);
   }
 
   Program& program_;
   Rewrite rewrite_;
   // Of the values that the program had.
-  IdVector<ValueId, ValueId> stand_in_;
   IdVector<ValueId, int32_t> rounded_by_;  // the operation, of results of round_rows
   IdVector<ValueId, ValueId> codes_;       // of these
   IdVector<ValueId, bool> is_read_;        // of these: by others than exchanges

@@ -25,7 +25,6 @@ class PrecisionPass {
         options_(options),
         rewrite_(program),
         histories_(program, rewrite_, layout, options.delayed, skip),
-        stand_in_(program.value_count()),
         definer_(program.value_count(), -1),
         first_product_(program.value_count(), -1),
         replaced_(program.value_count()) {}
@@ -41,7 +40,7 @@ class PrecisionPass {
       if (const auto found = records.find(index); found != records.end()) {
         histories_.record_before(found->second);
       }
-      read_stand_ins(index);
+      rewrite_.read_stand_ins(index);
       for (const ValueId id : program_.outputs(program_.op(index))) definer_[id] = index;
       if (is_lowered(program_.op(index))) replace(index);
     }
@@ -161,16 +160,6 @@ class PrecisionPass {
     });
   }
 
-  void read_stand_ins(int32_t index) {
-    std::vector<ValueId> reads;
-    for_each_read(program_, program_.op(index), [&](ValueId id) { reads.push_back(id); });
-    for (const ValueId id : reads) {
-      if (stand_in_.has(id) && stand_in_[id].valid()) {
-        program_.replace_read(index, id, stand_in_[id]);
-      }
-    }
-  }
-
   // What an operand's product reads is one of the value's two orders.
   void note_needs(int32_t index) {
     const QuantizedForm& form = *program_.op(index).spec->quantized;
@@ -227,7 +216,7 @@ class PrecisionPass {
     });
     rewrite_.remove(index);
     if (stand_in == result) return;  // changed in place
-    stand_in_[result] = stand_in;
+    rewrite_.replace(result, stand_in);
     set(replaced_, stand_in, result);
     set(definer_, stand_in, index);
   }
@@ -322,7 +311,6 @@ class PrecisionPass {
   Rewrite rewrite_;
   AmaxHistories histories_;
   IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
-  IdVector<ValueId, ValueId> stand_in_;       // of results of products
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   IdVector<ValueId, int32_t> first_product_;  // that reads it
   IdVector<ValueId, ValueId> replaced_;       // of stand-ins: what they stand for

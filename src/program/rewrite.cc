@@ -4,6 +4,14 @@
 
 namespace troupe {
 
+void Rewrite::read_stand_ins(int32_t index) {
+  std::vector<ValueId> reads;
+  for_each_read(program_, program_.op(index), [&](ValueId id) { reads.push_back(id); });
+  for (const ValueId id : reads) {
+    if (stand_in_.has(id) && stand_in_[id].valid()) program_.replace_read(index, id, stand_in_[id]);
+  }
+}
+
 std::vector<int32_t> Rewrite::order() {
   const int32_t old_count = inserted_.size();
   IdVector<ValueId, bool> is_read(program_.value_count(), false);

@@ -32,7 +32,8 @@ class Rewrite {
       : program_(program),
         builder_(program),
         inserted_(program.op_count()),
-        removed_(program.op_count(), false) {}
+        removed_(program.op_count(), false),
+        stand_in_(program.value_count()) {}
 
   // What `emit(builder)` emits, at `place`, comes before operation `index`, after what was inserted
   // there earlier. `index` is one of the operations that the program had at the beginning.
@@ -48,6 +49,11 @@ class Rewrite {
   // Takes out operation `index`, one of those that the program had; nothing may read its results.
   void remove(int32_t index) { removed_[index] = true; }
 
+  // From now on `stand_in` is to be read in place of `value`, one of those that the program had.
+  void replace(ValueId value, ValueId stand_in) { stand_in_[value] = stand_in; }
+  // Makes operation `index` do so.
+  void read_stand_ins(int32_t index);
+
   // All operations in their new order, without those inserted ones that nothing reads but others of
   // that kind.
   std::vector<int32_t> order();
@@ -61,6 +67,7 @@ class Rewrite {
   Builder builder_;
   OpVector<std::vector<int32_t>> inserted_;  // before the operation
   OpVector<bool> removed_;
+  IdVector<ValueId, ValueId> stand_in_;  // by value; invalid: it is read itself
   OpVector<int32_t> new_begins_;
 };
 
