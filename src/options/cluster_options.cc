@@ -273,6 +273,13 @@ std::optional<GpuModel> hardware_like(const DeviceTraits& traits, uint64_t bytes
   return std::nullopt;
 }
 
+std::optional<GpuModel> hardware_of_machine(const std::string& name, std::optional<int> gpu) {
+  if (name == kNoHardware) return std::nullopt;
+  if (!name.empty()) return hardware_of(name);
+  if (!gpu) return std::nullopt;
+  return hardware_like(device_traits(*gpu), total_device_bytes(*gpu));
+}
+
 DeviceTraits planned_traits_of(const Options& options) {
   const std::optional<GpuCluster> cluster = gpu_cluster_of(options);
   return cluster ? cluster->model.traits : planned_traits();

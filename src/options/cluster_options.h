@@ -37,6 +37,10 @@ GpuModel hardware_of(const std::string& name);
 // Those of the shipped kind that has these traits and a little less than so much memory, if any.
 std::optional<GpuModel> hardware_like(const DeviceTraits& traits, uint64_t bytes);
 
+// Those that --hardware names; where it names none those like `gpu` of this machine, if any is
+// given. Nothing where planned times are turned off.
+std::optional<GpuModel> hardware_of_machine(const std::string& name, std::optional<int> gpu);
+
 // What kernels are chosen by in plans: those of --gpus, of the first GPU here, or the default ones.
 DeviceTraits planned_traits_of(const Options& options);
 

@@ -70,8 +70,7 @@ class PrecisionPass {
     if (form == nullptr || op.place.layer < 0) return false;
     if (form->allowed != nullptr && !form->allowed(op.attributes)) return false;
     if (!options_.weight_gradients && is_weight_gradient(*form)) return false;
-    const ModuleSpec* module = op.place.module;
-    if (module != nullptr && options_.kept[static_cast<size_t>(module->products)]) return false;
+    if (options_.kept[static_cast<size_t>(product_group(op.place.module))]) return false;
     const int32_t layer = op.place.layer;
     return layer >= options_.first_layers &&
            (layer >= options_.layers || layer < options_.layers - options_.last_layers);

@@ -32,6 +32,10 @@ struct ModuleSpec {
   bool runs_beside_exchanges = false;
 };
 
+inline ProductGroup product_group(const ModuleSpec* module) {
+  return module == nullptr ? ProductGroup::none : module->products;
+}
+
 using ModuleSet = std::set<const ModuleSpec*>;
 
 // The outermost module of `set` that `module` is or is a part of; null if there is none.

@@ -26,10 +26,6 @@ bool is_product(const Op& op) {
   return op.spec->quantized != nullptr || std::string_view(op.spec->name).starts_with("quantized_");
 }
 
-ProductGroup group_of(const Op& op) {
-  return op.place.module == nullptr ? ProductGroup::none : op.place.module->products;
-}
-
 // Seconds of products and of the quantisation of their operands, which those that read the codes
 // share.
 GroupTimes times_of(const Program& program, const GpuModel& gpu) {
@@ -38,7 +34,7 @@ GroupTimes times_of(const Program& program, const GpuModel& gpu) {
     const Op& op = program.op(index);
     if (!is_product(op)) continue;
     for (const ValueId id : program.inputs(op)) {
-      if (id.valid()) readers[static_cast<size_t>(id.index)].insert(group_of(op));
+      if (id.valid()) readers[static_cast<size_t>(id.index)].insert(product_group(op.place.module));
     }
   }
   const Program expected = program.with_expected_rows();
@@ -52,7 +48,7 @@ GroupTimes times_of(const Program& program, const GpuModel& gpu) {
         groups.insert(own.begin(), own.end());
       }
     } else if (is_product(op)) {
-      groups.insert(group_of(op));
+      groups.insert(product_group(op.place.module));
     }
     const double seconds = groups.empty() ? 0 : seconds_of(program, expected, index, gpu);
     for (const ProductGroup group : groups) {
@@ -149,9 +145,8 @@ std::string note_on_fp8_modules(const Options& asked, const Options& chosen) {
 std::optional<GpuModel> figures_of_gpu(const Options& options) {
   if (options.device != Device::cuda || options.hardware == kNoHardware) return std::nullopt;
   if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) return cluster->model;
-  if (!options.hardware.empty()) return hardware_of(options.hardware);
-  if (!why_no_gpu().empty()) return std::nullopt;
-  return hardware_like(device_traits(0), total_device_bytes(0));
+  return hardware_of_machine(options.hardware,
+                             why_no_gpu().empty() ? std::optional(0) : std::nullopt);
 }
 
 }  // namespace troupe

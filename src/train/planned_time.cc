@@ -78,10 +78,8 @@ bool have_all(const RankSession& session, bool has) {
 }  // namespace
 
 std::optional<GpuModel> hardware_of_run(const std::string& name, const RankSession& session) {
-  if (name == kNoHardware) return std::nullopt;
-  if (!name.empty()) return hardware_of(name);
-  if (session.device() != Device::cuda || session.spec().ranks_per_gpu > 1) return std::nullopt;
-  return hardware_like(device_traits(session.gpu()), total_device_bytes(session.gpu()));
+  const bool has_gpu = session.device() == Device::cuda && session.spec().ranks_per_gpu <= 1;
+  return hardware_of_machine(name, has_gpu ? std::optional(session.gpu()) : std::nullopt);
 }
 
 std::optional<PlannedTime> plan_time(const RankSession& session, const Program& program,
