@@ -73,7 +73,8 @@ class MessageCodesPass {
     inputs[coded] = codes_of(rounded);
     const Op op = program_.op(index);
     const std::vector<ValueId> results(program_.outputs(op).begin(), program_.outputs(op).end());
-    const std::string name = program_.value(results[0]).name;
+    std::string name = program_.value(results[0]).name;
+    if (op.spec == &kPushRows) name.resize(name.rfind('.'));  // it names all that is pushed
     std::vector<ValueId> sent = rewrite_.insert_before(index, op.place, [&](Builder& builder) {
       return builder.emit(*op.spec, op.attributes, inputs, name);
     });
