@@ -60,6 +60,7 @@
 #include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "ops/optimizer/shards/shards.h"
 #include "ops/precision/amax_history/amax_history.h"
+#include "ops/precision/code_counts/code_counts.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
@@ -171,6 +172,7 @@ constexpr std::array kOperations = {
     &kQkSquares,
     &kQkSquaresGradient,
     &kQuantize,
+    &kCodeCounts,
     &kDelayedAmax,
     &kAmaxHistoryUpdate,
     &kBlockAmax,

@@ -2406,6 +2406,14 @@ constexpr OptionSpec kOptions[] = {
      .help = "Report the norm of all weights after the step (params_norm); of the master weights, "
              "where there are any.",
      .commands = kShape},
+    {.name = "log-fp8-saturation",
+     .member = &Options::log_fp8_saturation,
+     .group = kCheckpoints,
+     .help =
+         "With --fp8-format: report of each linear map's input, weight and gradient which share "
+         "of the codes is the format's largest (saturated), and which is 0 (zero). Codes are "
+         "read once more for it.",
+     .commands = kShape},
     {.name = "tensorboard-dir",
      .member = &Options::tensorboard_dir,
      .group = kCheckpoints,

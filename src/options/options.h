@@ -422,6 +422,7 @@ struct Options {
   int64_t log_interval = 1;
   bool log_num_zeros_in_grad = false;
   bool log_params_norm = false;
+  bool log_fp8_saturation = false;
   std::string tensorboard_dir;
   bool log_memory_to_tensorboard = false;
   bool log_timers_to_tensorboard = false;

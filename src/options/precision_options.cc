@@ -107,6 +107,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
     refuse_without(!options.fp8_modules.empty(), "fp8-modules", "fp8-format");
     refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
+    refuse_without(options.log_fp8_saturation, "log-fp8-saturation", "fp8-format");
   }
   if (!options.first_last_layers_bf16) {
     constexpr std::string_view kNeeded = "first-last-layers-bf16";
@@ -124,6 +125,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
   chosen.layers = config.num_layers;
   chosen.kept = kept_groups_of(options.fp8_modules);
   chosen.weight_gradients = !options.no_fp8_wgrad;
+  chosen.counts_codes = options.log_fp8_saturation;
   if (!options.first_last_layers_bf16) return chosen;
   chosen.first_layers = options.num_layers_at_start_in_bf16.value_or(1);
   chosen.last_layers = options.num_layers_at_end_in_bf16.value_or(1);

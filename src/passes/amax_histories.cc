@@ -13,12 +13,12 @@ constexpr int32_t kGradientKind = kHistoryKinds - 1;
 
 }  // namespace
 
-void AmaxHistories::add(const AmaxSlot& slot) {
+void AmaxHistories::add(const MapOperand& slot) {
   Shared& shared = shared_of(slot.experts);
-  const auto [found, is_new] = shared.columns.try_emplace(slot.history.index);
+  const auto [found, is_new] = shared.columns.try_emplace(history_of(slot).index);
   if (!is_new) return;
-  shared.histories.push_back(slot.history);
-  const int64_t matrices = program_.state()[slot.history].shape[0];
+  shared.histories.push_back(history_of(slot));
+  const int64_t matrices = program_.state()[history_of(slot)].shape[0];
   for (int32_t kind = 0; kind < kHistoryKinds; ++kind) {
     int64_t& count = shared.count[kind == kGradientKind ? 1 : 0];
     found->second.column[static_cast<size_t>(kind)] = count;
@@ -26,21 +26,21 @@ void AmaxHistories::add(const AmaxSlot& slot) {
   }
 }
 
-ValueId AmaxHistories::amax(const AmaxSlot& slot) {
-  const auto [found, is_new] = used_.try_emplace(slot.history.index);
+ValueId AmaxHistories::amax(const MapOperand& slot) {
+  const auto [found, is_new] = used_.try_emplace(history_of(slot).index);
   if (is_new) {
     const DelayedAmaxAttributes attributes{.most_recent = options_.amax == AmaxChoice::most_recent,
                                            .experts = slot.experts,
                                            .factor = std::ldexp(1.0F, options_.margin)};
     found->second = rewrite_.insert_before(0, Place{}, [&](Builder& builder) {
-      return delayed_amax(builder, builder.state(slot.history), attributes);
+      return delayed_amax(builder, builder.state(history_of(slot)), attributes);
     });
   }
   return found->second[static_cast<size_t>(slot.kind)];
 }
 
-void AmaxHistories::note(const std::vector<AmaxSlot>& slots, ValueId amax) {
-  for (const AmaxSlot& slot : slots) noted_.push_back({slot, amax});
+void AmaxHistories::note(const std::vector<MapOperand>& slots, ValueId amax) {
+  for (const MapOperand& slot : slots) noted_.push_back({slot, amax});
 }
 
 ValueId AmaxHistories::metric_of(Builder& builder, bool experts, bool backward) {
@@ -58,8 +58,8 @@ void AmaxHistories::record_before(int32_t index) {
   rewrite_.insert_before(index, program_.op(index).place, [&](Builder& builder) {
     for (const auto& [slot, amax] : noted_) {
       const ValueId metric = metric_of(builder, slot.experts, slot.kind == kGradientKind);
-      const auto& columns = shared_of(slot.experts).columns.at(slot.history.index).column;
-      const bool is_first = recorded_.emplace(slot.history.index, slot.kind).second;
+      const auto& columns = shared_of(slot.experts).columns.at(history_of(slot).index).column;
+      const bool is_first = recorded_.emplace(history_of(slot).index, slot.kind).second;
       accumulate_largest_at(builder, metric, amax, columns[static_cast<size_t>(slot.kind)],
                             /*overwrite=*/is_first);
     }

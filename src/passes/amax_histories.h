@@ -31,14 +31,6 @@ struct DelayedScaling {
   bool operator==(const DelayedScaling&) const = default;
 };
 
-// Which history, and which operand's.
-struct AmaxSlot {
-  StateId history;
-  int32_t kind = 0;
-  bool experts = false;
-  bool operator==(const AmaxSlot&) const = default;
-};
-
 class AmaxHistories {
  public:
   // Borrows all. `skip`: says whether the step is void; invalid where nothing is recorded.
@@ -53,14 +45,14 @@ class AmaxHistories {
 
   bool records() const { return skip_.valid(); }
 
-  // The step has products of this history's parameter. All are added before the first record.
-  void add(const AmaxSlot& slot);
+  // The step has products of this operand. All are added before the first record.
+  void add(const MapOperand& slot);
 
   // What an operand is quantised by.
-  ValueId amax(const AmaxSlot& slot);
+  ValueId amax(const MapOperand& slot);
 
   // `amax` was measured in this micro-batch for those that `slots` belong to.
-  void note(const std::vector<AmaxSlot>& slots, ValueId amax);
+  void note(const std::vector<MapOperand>& slots, ValueId amax);
   // Records what was noted so far before operation `index`.
   void record_before(int32_t index);
 
@@ -76,10 +68,15 @@ class AmaxHistories {
     std::array<ValueId, 2> metrics;                    // f64 [1, count]
   };
   struct Noted {
-    AmaxSlot slot;
+    MapOperand slot;
     ValueId amax;
   };
 
+  StateId history_of(const MapOperand& slot) const {
+    const StateId history = program_.state()[slot.parameter].amax_history;
+    TROUPE_CHECK(history.valid(), "a product in 8 bits without a history");
+    return history;
+  }
   Shared& shared_of(bool experts) { return shared_[experts ? 1 : 0]; }
   ValueId metric_of(Builder& builder, bool experts, bool backward);
   ValueId over_ranks(Builder& builder, ValueId metric, bool experts) const;

@@ -91,8 +91,8 @@ InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState&
                                        reset_attention_mask, precision.messages);
   if (precision.any()) {
     std::vector<WorkSegment> segments;  // nothing is differentiated
-    step.program->select_ops(lower_precision(*step.program, segments, state.part.layout(),
-                                             precision, /*skip=*/ValueId{}));
+    step.program->select_ops(lower_precision(*step.program, segments, state, precision,
+                                             /*skip=*/ValueId{}, /*code_metrics=*/{}));
   }
   return step;
 }

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "model/code_metric.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/quantize/quantize.h"
@@ -18,13 +19,14 @@ namespace {
 using Operand = QuantizedForm::Operand;
 class PrecisionPass {
  public:
-  PrecisionPass(Program& program, const Layout& layout, const PrecisionOptions& options,
-                ValueId skip)
+  PrecisionPass(Program& program, const ModelState& state, const PrecisionOptions& options,
+                ValueId skip, const CodeMetrics& code_metrics)
       : program_(program),
-        layout_(layout),
+        layout_(state.part.layout()),
         options_(options),
         rewrite_(program),
-        histories_(program, rewrite_, layout, options.delayed, skip),
+        histories_(program, rewrite_, layout_, options.delayed, skip),
+        code_counting_(state, code_metrics),
         definer_(program.value_count(), -1),
         first_product_(program.value_count(), -1),
         replaced_(program.value_count()) {}
@@ -34,11 +36,13 @@ class PrecisionPass {
     for (int32_t index = 0; index < count; ++index) {
       if (is_lowered(program_.op(index))) note_needs(index);
     }
-    if (is_delayed()) find_histories(count);
+    if (is_delayed() || code_counting_.is_wanted()) find_map_operands(count);
     const std::map<int32_t, int32_t> records = places_of_records(segments);
     for (int32_t index = 0; index < count; ++index) {
       if (const auto found = records.find(index); found != records.end()) {
         histories_.record_before(found->second);
+        rewrite_.insert_before(found->second, program_.op(found->second).place,
+                               [&](Builder& builder) { return code_counting_.add(builder); });
       }
       rewrite_.read_stand_ins(index);
       for (const ValueId id : program_.outputs(program_.op(index))) definer_[id] = index;
@@ -62,7 +66,7 @@ class PrecisionPass {
   struct Quantization {
     QuantizeAttributes attributes;  // what all products need
     Quantized codes;                // invalid as long as none of them has been reached
-    std::vector<AmaxSlot> slots;    // with delayed scaling, of all products
+    std::vector<MapOperand> slots;  // of all products, where something is kept of them
   };
 
   bool is_lowered(const Op& op) const {
@@ -78,8 +82,8 @@ class PrecisionPass {
 
   bool is_delayed() const { return options_.recipe == Fp8Recipe::delayed; }
 
-  // The history of the parameter that a product reads; invalid where it reads none.
-  StateId history_of(const Op& op) const {
+  // The parameter that a product reads; invalid where it reads none.
+  StateId parameter_of(const Op& op) const {
     const QuantizedForm& form = *op.spec->quantized;
     for (size_t i = 0; i < 2; ++i) {
       if (form.operands[i].kind != Operand::Kind::weight) continue;
@@ -89,14 +93,14 @@ class PrecisionPass {
       }
       const Value& value = program_.value(weight);
       TROUPE_CHECK(is_state(value.role), "a product in 8 bits of no parameter: " + value.name);
-      return program_.state()[value.state].amax_history;
+      return value.state;
     }
     return {};
   }
 
   // Each operand belongs to the map whose weight is multiplied with it: forward, or by its data
   // gradient.
-  void find_histories(int32_t count) {
+  void find_map_operands(int32_t count) {
     gathered_from_ = IdVector<ValueId, ValueId>(program_.value_count());
     for (int32_t index = 0; index < count; ++index) {
       const Op& op = program_.op(index);
@@ -104,18 +108,18 @@ class PrecisionPass {
         if (op.spec == &kGatherParameter) gathered_from_[program_.outputs(op)[0]] = input;
       }
       if (!is_lowered(op)) continue;
-      const StateId history = history_of(op);
-      if (!history.valid()) continue;
-      for (size_t i = 0; i < 2; ++i) add_slot(quantization_of_operand(index, i), index, i, history);
+      const StateId map = parameter_of(op);
+      if (!map.valid()) continue;
+      for (size_t i = 0; i < 2; ++i) add_slot(quantization_of_operand(index, i), index, i, map);
     }
     // Where there is no data gradient.
     for (int32_t index = 0; index < count; ++index) {
-      if (!is_lowered(program_.op(index)) || history_of(program_.op(index)).valid()) continue;
+      if (!is_lowered(program_.op(index)) || parameter_of(program_.op(index)).valid()) continue;
       for (size_t i = 0; i < 2; ++i) {
         if (!quantization_of_operand(index, i).slots.empty()) continue;
-        const std::vector<AmaxSlot>& others = quantization_of_operand(index, 1 - i).slots;
-        TROUPE_CHECK(!others.empty(), "a product in 8 bits without a history");
-        add_slot(quantization_of_operand(index, i), index, i, others.front().history);
+        const std::vector<MapOperand>& others = quantization_of_operand(index, 1 - i).slots;
+        TROUPE_CHECK(!others.empty(), "a product in 8 bits of no parameter");
+        add_slot(quantization_of_operand(index, i), index, i, others.front().parameter);
       }
     }
   }
@@ -127,21 +131,21 @@ class PrecisionPass {
         ::troupe::quantization_of(form.operands[operand], options_.recipe, options_.format)));
   }
 
-  void add_slot(Quantization& quantization, int32_t index, size_t operand, StateId history) {
+  void add_slot(Quantization& quantization, int32_t index, size_t operand, StateId parameter) {
     const Op& op = program_.op(index);
-    const AmaxSlot slot{.history = history,
-                        .kind = static_cast<int32_t>(op.spec->quantized->operands[operand].kind),
-                        .experts = op.spec->quantized->offsets >= 0};
-    std::vector<AmaxSlot>& slots = quantization.slots;
+    const MapOperand slot{.parameter = parameter,
+                          .kind = static_cast<int32_t>(op.spec->quantized->operands[operand].kind),
+                          .experts = op.spec->quantized->offsets >= 0};
+    std::vector<MapOperand>& slots = quantization.slots;
     if (std::find(slots.begin(), slots.end(), slot) == slots.end()) slots.push_back(slot);
-    histories_.add(slot);
+    if (is_delayed()) histories_.add(slot);
   }
 
   // Before which operation what was quantised up to another one, the key, is recorded: after what a
   // backward differentiates, which recompute takes, and at the end of a backward.
   std::map<int32_t, int32_t> places_of_records(const std::vector<WorkSegment>& segments) const {
     std::map<int32_t, int32_t> places;
-    if (!is_delayed() || !histories_.records()) return places;
+    if (!histories_.records()) return places;
     for (const WorkSegment& segment : segments) {
       if (segment.begin == segment.end) continue;
       if (segment.step.action == PipelineAction::forward) {
@@ -244,7 +248,8 @@ class PrecisionPass {
     }
     const ValueId of_experts = offsets_of(index);
     QuantizeAttributes attributes = quantization.attributes;
-    attributes.measures = is_delayed() && histories_.records() && !is_measured_before(index, kind);
+    const bool is_recorded = histories_.records() && !is_measured_before(index, kind);
+    attributes.measures = is_delayed() && is_recorded;
     const bool needs_offsets = kind != Operand::Kind::weight &&
                                (attributes.has_transposed() || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
@@ -253,7 +258,11 @@ class PrecisionPass {
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
       const ValueId amax =
           is_delayed() ? delayed : whole_amax(builder, value, offsets, of_experts.valid(), name);
-      return quantize(builder, value, offsets, amax, attributes, name);
+      const Quantized codes = quantize(builder, value, offsets, amax, attributes, name);
+      if (is_recorded && code_counting_.is_wanted() && codes.rows.codes.valid()) {
+        code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
+      }
+      return codes;
     });
     if (attributes.measures) histories_.note(quantization.slots, quantization.codes.amax);
     return quantization.codes;
@@ -309,6 +318,7 @@ class PrecisionPass {
   const PrecisionOptions& options_;
   Rewrite rewrite_;
   AmaxHistories histories_;
+  CodeCounting code_counting_;
   IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   IdVector<ValueId, int32_t> first_product_;  // that reads it
@@ -319,9 +329,9 @@ class PrecisionPass {
 }  // namespace
 
 std::vector<int32_t> lower_precision(Program& program, std::vector<WorkSegment>& segments,
-                                     const Layout& layout, const PrecisionOptions& options,
-                                     ValueId skip) {
-  return PrecisionPass(program, layout, options, skip).run(segments);
+                                     const ModelState& state, const PrecisionOptions& options,
+                                     ValueId skip, const CodeMetrics& code_metrics) {
+  return PrecisionPass(program, state, options, skip, code_metrics).run(segments);
 }
 
 }  // namespace troupe

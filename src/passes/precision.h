@@ -25,9 +25,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/code_metric.h"
 #include "model/dispatcher.h"
+#include "model/model_state.h"
 #include "ops/precision/recipe.h"
-#include "parallel/layout.h"
 #include "passes/amax_histories.h"
 #include "passes/work_segment.h"
 #include "program/module.h"
@@ -46,6 +47,7 @@ struct PrecisionOptions {
   std::array<bool, kProductGroupCount> kept = {};  // products of these keep their precision
   bool weight_gradients = true;                    // else their products keep their precision
   DelayedScaling delayed = {};                     // of that recipe
+  bool counts_codes = false;                       // measures TrainingStep::code_metrics
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;
@@ -53,9 +55,9 @@ struct PrecisionOptions {
 
 // `segments` of the program; they are moved to the order that is returned. `skip`: says whether the
 // step is void (TrainingStep::skipped); invalid: the histories of delayed scaling are read, and do
-// not go on.
+// not go on. `code_metrics`: where codes in rows are counted.
 std::vector<int32_t> lower_precision(Program& program, std::vector<WorkSegment>& segments,
-                                     const Layout& layout, const PrecisionOptions& options,
-                                     ValueId skip);
+                                     const ModelState& state, const PrecisionOptions& options,
+                                     ValueId skip, const CodeMetrics& code_metrics);
 
 }  // namespace troupe

@@ -32,6 +32,9 @@ void reduce_metrics(Builder& builder, const ModelState& state, const TrainingSte
   if (state.part.layout().world_size() == 1) return;
   std::vector<ValueId> metrics = metrics_of(losses, step.layers);
   if (step.rooms_lacked.valid()) metrics.push_back(step.rooms_lacked);
+  for (const ValueId each : step.code_metrics) {
+    if (each.valid()) metrics.push_back(each);
+  }
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
 }
@@ -337,6 +340,10 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
 
   TrainingEmission emission(builder, config, state, options, losses, step);
+  if (options.precision.counts_codes) {
+    step.code_metrics = declare_code_metrics(builder, *state.model);
+    for (const ValueId each : step.code_metrics) emission.sums().add_nothing(each);
+  }
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
@@ -359,8 +366,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
   if (options.precision.any()) {
     passes.run(PassId::precision, [&](Program& program) {
-      return lower_precision(program, segments, state.part.layout(), options.precision,
-                             step.skipped);
+      return lower_precision(program, segments, state, options.precision, step.skipped,
+                             step.code_metrics);
     });
   }
   if (options.recompute.any() || options.expert_rounds ||

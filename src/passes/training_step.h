@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/code_metric.h"
 #include "model/forward_pass.h"
 #include "parallel/layout.h"
 #include "passes/offload.h"
@@ -114,6 +115,7 @@ struct TrainingStep {
   // square of the norm of the weights after the step.
   ValueId zero_gradients;
   ValueId squared_parameter_norm;
+  CodeMetrics code_metrics;  // where PrecisionOptions asks for them
   std::vector<LayerMetrics> layers;
   // With a routing trace, by micro-batch and layer: i32 [tokens, top-k]. Invalid where a layer has
   // no router, or the rank not the layer.

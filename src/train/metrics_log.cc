@@ -85,6 +85,23 @@ std::vector<RouterMetrics::Loss> StepMetrics::losses() const {
   return means;
 }
 
+std::vector<std::pair<std::string, double>> StepMetrics::code_shares() const {
+  std::vector<std::pair<std::string, double>> largest;
+  for (size_t i = 0; i < kOperandNames.size(); ++i) {
+    std::optional<CodeShares::Operand> worst;
+    for (const CodeShares& map : codes) {
+      if (!map.operands[i]) continue;
+      if (!worst) worst.emplace();
+      worst->saturated = std::max(worst->saturated, map.operands[i]->saturated);
+      worst->zero = std::max(worst->zero, map.operands[i]->zero);
+    }
+    if (!worst) continue;
+    largest.emplace_back(fmt::format("fp8_{}_saturated", kOperandNames[i]), worst->saturated);
+    largest.emplace_back(fmt::format("fp8_{}_zero", kOperandNames[i]), worst->zero);
+  }
+  return largest;
+}
+
 std::string utc_time() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
@@ -222,6 +239,17 @@ void MetricsLog::training(const StepMetrics& metrics) {
   for (const StepMetrics::IndexerLoss& indexer : metrics.indexers) {
     line["indexers"].push_back(
         {{"layer", indexer.layer}, {name_of(AuxiliaryLossKind::indexer), indexer.value}});
+  }
+  for (const auto& [name, share] : metrics.code_shares()) line[name] = share;
+  for (const CodeShares& map : metrics.codes) {
+    nlohmann::ordered_json entry = {{"layer", map.layer}, {"map", map.map}};
+    for (size_t i = 0; i < kOperandNames.size(); ++i) {
+      if (const auto& operand = map.operands[i]) {
+        entry[std::string(kOperandNames[i])] = {{"saturated", operand->saturated},
+                                                {"zero", operand->zero}};
+      }
+    }
+    line["fp8"].push_back(std::move(entry));
   }
   append(line.dump() + "\n");
 }

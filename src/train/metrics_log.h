@@ -9,12 +9,14 @@
 // a full disk, wait in memory for the next one. Owns the open file; one thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "train/evaluation.h"
@@ -39,6 +41,20 @@ struct RouterMetrics {
   int32_t dead() const;
   // Share of the choices that capacity limits dropped.
   double dropped() const;
+};
+
+// Of a linear map's operands in 8 bits, by operand (kOperandNames): which share of the codes is the
+// format's largest number, and which is 0. Nothing of operands that keep their precision, or had no
+// elements.
+inline constexpr std::array<std::string_view, 3> kOperandNames = {"input", "weight", "gradient"};
+struct CodeShares {
+  struct Operand {
+    double saturated = 0;
+    double zero = 0;
+  };
+  int32_t layer = 0;
+  std::string map = {};  // the parameter's name within the layer
+  std::array<std::optional<Operand>, kOperandNames.size()> operands = {};
 };
 
 struct StepMetrics {
@@ -69,9 +85,13 @@ struct StepMetrics {
     double value = 0;  // divided by its coefficient
   };
   std::vector<IndexerLoss> indexers;  // of layers with sparse attention, where they learn
+  std::vector<CodeShares> codes;      // of maps with products in 8 bits, where they are counted
 
   double load_imbalance() const;                    // of the worst layer; 1 without experts
   std::vector<RouterMetrics::Loss> losses() const;  // each the mean over layers
+  // Of `codes`: "fp8_input_saturated", "fp8_input_zero" and so on, the largest of all maps. Empty
+  // where nothing was counted.
+  std::vector<std::pair<std::string, double>> code_shares() const;
 };
 
 // What a header line says.

@@ -90,6 +90,8 @@ void RunLog::step(const StepMetrics& metrics, bool logged) {
     scalars.push_back({"num-zeros", static_cast<double>(*metrics.num_zeros)});
   }
   if (metrics.params_norm) scalars.push_back({"params-norm", *metrics.params_norm});
+  const std::vector<std::pair<std::string, double>> code_shares = metrics.code_shares();
+  for (const auto& [name, share] : code_shares) scalars.push_back({name, share});
   write_curves(metrics.step, scalars);
 }
 

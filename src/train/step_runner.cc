@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/precision/code_counts/code_counts.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/rank_profile.h"
@@ -109,6 +110,7 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples, bool lo
   advance(position, metrics);
   read_metrics(metrics);
   read_layer_metrics(metrics);
+  read_codes(metrics);
   metrics.step_time_s = seconds_since(start);
   if (planned_time_) metrics.planned_step_time_s = planned_time_->seconds;
   metrics.tokens_per_s =
@@ -272,6 +274,22 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
     router.slots = tokens * identity_.model.moe_router_topk;
     router.entropy = read(layer.entropy);
     metrics.layers.push_back(std::move(router));
+  }
+}
+
+void StepRunner::read_codes(StepMetrics& metrics) const {
+  if (!now_->code_metrics[0].valid()) return;
+  for (const ParameterSpec& parameter : session_.state().model->parameters()) {
+    CodeShares map{.layer = parameter.layer, .map = parameter.name};
+    bool is_counted = false;
+    for (size_t i = 0; i < kOperandNames.size(); ++i) {
+      const double* counts = running_->view(now_->code_metrics[i]).as<double>() +
+                             int64_t{parameter.number()} * kCountsOfCodes;
+      if (counts[0] == 0) continue;
+      map.operands[i] = {.saturated = counts[1] / counts[0], .zero = counts[2] / counts[0]};
+      is_counted = true;
+    }
+    if (is_counted) metrics.codes.push_back(std::move(map));
   }
 }
 

@@ -80,6 +80,7 @@ class StepRunner {
   // After the first run of an interpreter.
   void warn_of_what_it_lacks();
   void read_layer_metrics(StepMetrics& metrics) const;
+  void read_codes(StepMetrics& metrics) const;
 
   const RunSpec& spec_;
   const RunIdentity& identity_;

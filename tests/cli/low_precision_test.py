@@ -152,6 +152,31 @@ class LowPrecision(unittest.TestCase):
         self.assertIn("quantized_grouped_linear", text)
         self.assertNotIn("quantized_linear", text)
 
+    # Of each map's operands, and of a tensor with a scale of its own at least the largest element.
+    def test_shares_of_codes_are_logged(self):
+        for recipe, flags in RECIPES.items():
+            plain = self.losses(f"{recipe}_not_counted", *flags)
+            self.assertFalse([key for line in metrics(HERE.folder / f"{recipe}_not_counted")
+                              for key in line if key.startswith("fp8")])
+            name = f"{recipe}_counted"
+            self.assertEqual(self.losses(name, *flags, "--log-fp8-saturation"), plain, recipe)
+            for line in metrics(HERE.folder / name):
+                if "loss" not in line:
+                    continue
+                places = [(entry["layer"], entry["map"]) for entry in line["fp8"]]
+                self.assertEqual(len(set(places)), len(places))
+                for layer in (0, 1):
+                    self.assertLessEqual({(layer, "w_qkv"), (layer, "w_down")}, set(places))
+                self.assertFalse([place for place in places if "router" in place[1]])
+                for operand in ("input", "weight", "gradient"):
+                    for what in ("saturated", "zero"):
+                        shares = [entry[operand][what] for entry in line["fp8"]]
+                        self.assertGreaterEqual(min(shares), 0)
+                        self.assertLessEqual(max(shares), 1)
+                        self.assertEqual(line[f"fp8_{operand}_{what}"], max(shares))
+                        if recipe == "tensorwise" and what == "saturated":
+                            self.assertGreater(min(shares), 0, line)
+
     def refused(self, text, *flags, command="plan"):
         done = run(command, "--model", HERE.folder / "config.json", *flags)
         self.assertEqual(done.returncode, 2, done.stderr)
@@ -163,6 +188,7 @@ class LowPrecision(unittest.TestCase):
                      "--fp8-format", "e4m3", "--fp8-recipe", "custom")
         self.refused("--fp8-margin: it belongs to --fp8-recipe delayed", *RECIPES["mxfp8"],
                      "--fp8-margin", 1)
+        self.refused("--log-fp8-saturation: it belongs to --fp8-format", "--log-fp8-saturation")
         self.refused("--no-fp8-wgrad: it belongs to --fp8-format", "--no-fp8-wgrad")
         self.refused("--fp8-amax-history-len: it belongs to --fp8-recipe delayed",
                      "--fp8-amax-history-len", 16)

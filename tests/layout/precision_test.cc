@@ -3,7 +3,9 @@
 // same values, and nowhere else.
 #include "passes/precision.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <gtest/gtest.h>
 #include <map>
 #include <memory>
@@ -14,6 +16,8 @@
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/moe.h"
 #include "model/blocks/norm.h"
+#include "model/parameters.h"
+#include "ops/precision/code_counts/code_counts.h"
 #include "ops/precision/quantize/quantize.h"
 #include "program/op_spec.h"
 #include "support/layout_models.h"
@@ -60,6 +64,7 @@ std::vector<LayoutCase> precision_cases() {
       c.micro_batches = 2;
       c.sequence = 16;
       c.precision = precision;
+      c.precision.counts_codes = true;
       if (precision.recipe == Recipe::delayed) c.amax_history = 2;
       configure(c);
       all.push_back(c);
@@ -154,8 +159,9 @@ TEST_P(PrecisionLayouts, AgreeWithOneRank) {
 INSTANTIATE_TEST_SUITE_P(Layouts, PrecisionLayouts, ::testing::ValuesIn(precision_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// Recording and moving histories wait for nothing but what they read and write.
-TEST(Precision, HistoriesAreTheSameInAnyOrderThatQueuesAllow) {
+// Recording and moving histories, and counting codes, wait for nothing but what they read and
+// write.
+TEST(Precision, HistoriesAndCountsAreTheSameInAnyOrderThatQueuesAllow) {
   LayoutCase c;
   c.model = wide_model();
   c.layout.world_size = 2;
@@ -167,6 +173,7 @@ TEST(Precision, HistoriesAreTheSameInAnyOrderThatQueuesAllow) {
   c.micro_batches = 2;
   c.sequence = 16;
   c.precision = kDelayed;
+  c.precision.counts_codes = true;
   c.amax_history = 2;
   const Outcome expected = run_layout(c);
   for (const uint32_t seed : {1U, 2U, 3U}) {
@@ -215,7 +222,8 @@ LayoutCase one_rank(const PrecisionOptions& precision) {
 }
 
 TEST(Precision, RecomputeAndOffloadKeepTheBits) {
-  for (const PrecisionOptions& precision : {kTensorwise, kDelayed, kBlockwise, kMxfp8}) {
+  for (PrecisionOptions precision : {kTensorwise, kDelayed, kBlockwise, kMxfp8}) {
+    precision.counts_codes = true;
     const LayoutCase plain = one_rank(precision);
     const Outcome expected = run_layout(plain);
     LayoutCase full = plain;
@@ -228,6 +236,91 @@ TEST(Precision, RecomputeAndOffloadKeepTheBits) {
     modules.offload = {.modules = {&kQkvModule, &kExpertFc1Module}, .least_elements = 1};
     expect_same_bits(expected, run_layout(modules));
   }
+}
+
+// How many codes of a parameter's matrices are the largest, and how many 0, with a scale for each
+// matrix by its own largest element.
+std::array<double, 2> counts_of_weights(const Parameter& parameter) {
+  const Shape& shape = parameter.whole_shape;
+  const int64_t matrices = shape.rank() == 3 ? shape[0] : 1;
+  const int64_t elements = shape.elements() / matrices;
+  std::array<double, 2> counts = {};
+  for (int64_t first = 0; first < shape.elements(); first += elements) {
+    std::vector<float> values;
+    float largest = 0;
+    for (int64_t i = first; i < first + elements; ++i) {
+      values.push_back(static_cast<float>(start_value(parameter, i)));
+      largest = std::max(largest, std::fabs(values.back()));
+    }
+    for (const float value : values) {
+      const float code = std::fabs(f8e4m3::nearest(value * (f8e4m3::kLargest / largest)));
+      if (code == f8e4m3::kLargest) ++counts[0];
+      if (code == 0) ++counts[1];
+    }
+  }
+  return counts;
+}
+
+// Of each map's operands all elements of the step's micro-batches, once: also where they are
+// computed again.
+TEST(Precision, EveryCodeIsCountedOnce) {
+  LayoutCase plain = one_rank(kTensorwise);
+  plain.dtype = DType::f64;
+  plain.precision.counts_codes = true;
+  LayoutCase again = plain;
+  again.recompute = {.granularity = RecomputeOptions::Granularity::full};
+  const ModelState state = declare_model_state(plain.model, plain.dtype, /*trained=*/true);
+  const double tokens = plain.micro_batches * plain.micro_batch_size * plain.sequence;
+  for (LayoutCase* each : {&plain, &again}) {
+    std::vector<std::array<std::vector<double>, kHistoryKinds>> counts;
+    each->code_counts = &counts;
+    run_layout(*each);
+    ASSERT_EQ(counts.size(), 3U);
+    std::set<std::string> maps;
+    for (const Parameter& parameter : state.parameters) {
+      const auto counts_of = [&](size_t step, size_t operand) {
+        return counts[step][operand].data() + int64_t{parameter.number()} * kCountsOfCodes;
+      };
+      const std::string name = parameter.full_name();
+      const double* const weight = counts_of(0, 1);
+      if (weight[0] == 0) continue;
+      maps.insert(parameter.name);
+      const Shape& shape = parameter.whole_shape;
+      const std::array<double, 2> expected = counts_of_weights(parameter);
+      EXPECT_EQ(weight[0], static_cast<double>(shape.elements())) << name;
+      EXPECT_EQ(weight[1], expected[0]) << name;
+      EXPECT_EQ(weight[2], expected[1]) << name;
+      const double rows = shape.rank() == 3 ? tokens * plain.model.moe_router_topk : tokens;
+      for (const size_t step : {0, 2}) {
+        EXPECT_EQ(counts_of(step, 0)[0], rows * static_cast<double>(shape.back())) << name;
+        EXPECT_EQ(counts_of(step, 2)[0], rows * static_cast<double>(shape[shape.rank() - 2]))
+            << name;
+      }
+    }
+    EXPECT_EQ(maps, (std::set<std::string>{"w_qkv", "w_attention_out", "w_gate_up", "w_down",
+                                           "w_shared_gate_up", "w_shared_down"}));
+  }
+}
+
+// By the largest element of the step before, some elements are too large; room for 2^8 times as
+// large ones is enough for all.
+TEST(Precision, ScalesThatAreTooSmallSaturate) {
+  std::vector<double> saturated;
+  for (const int32_t margin : {0, 8}) {
+    LayoutCase c = one_rank(kDelayed);
+    c.precision.counts_codes = true;
+    c.precision.delayed.margin = margin;
+    std::vector<std::array<std::vector<double>, kHistoryKinds>> counts;
+    c.code_counts = &counts;
+    run_layout(c);
+    double sum = 0;
+    for (const std::vector<double>& operand : counts.at(1)) {
+      for (size_t i = 1; i < operand.size(); i += kCountsOfCodes) sum += operand[i];
+    }
+    saturated.push_back(sum);
+  }
+  EXPECT_GT(saturated[0], 0);
+  EXPECT_EQ(saturated[1], 0);
 }
 
 TEST(Precision, TheRecipesAreDifferentNumbers) {

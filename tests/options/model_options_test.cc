@@ -337,6 +337,8 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
       {"--apply-wd-to-qk-layernorm", [](const Step& step) { return step.decay_qk_norms; }},
       {"--log-num-zeros-in-grad", [](const Step& step) { return step.count_zero_gradients; }},
       {"--log-params-norm", [](const Step& step) { return step.parameter_norm; }},
+      {"--log-fp8-saturation --fp8-format e4m3",
+       [](const Step& step) { return step.precision.counts_codes; }},
       {"--seed 77", [](const Step& step) { return step.seed == 77; }},
       {"--moe-token-dispatcher-type flex",
        [](const Step& step) { return step.dispatcher == TokenDispatcher::flex; }},

@@ -110,7 +110,8 @@ constexpr const char* kSteps[] = {
     "--fp8-format e4m3 --fp8-recipe tensorwise",
     "--model mixtral-tiny --ranks 2 --moe-router-load-balancing-type global_aux_loss "
     "--moe-aux-loss-coeff 0.1 --global-batch-size 8",
-    "--model mixtral-tiny --bf16 --fp8-format hybrid --fp8-recipe tensorwise",
+    "--model mixtral-tiny --bf16 --fp8-format hybrid --fp8-recipe tensorwise "
+    "--log-fp8-saturation",
     "--model mixtral-tiny --bf16 --fp8-format hybrid --fp8-amax-history-len 16 --ranks 2 "
     "--expert-model-parallel-size 2",
     "--model mixtral-tiny --bf16 --fp8-format e4m3 --fp8-recipe blockwise",

@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "comm/thread_group.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/precision/code_counts/code_counts.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "passes/step_programs.h"
@@ -29,13 +30,15 @@ constexpr uint64_t kSeed = 1;
 constexpr std::chrono::milliseconds kPatient{60'000};
 constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 
-// The initial value of an element, with norms and biases away from their starts, where mistakes
-// would not show.
+}  // namespace
+
 double start_value(const Parameter& parameter, int64_t element) {
   return initial_value(parameter, kSeed, element) +
          0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number(),
                              static_cast<uint64_t>(element));
 }
+
+namespace {
 
 using PassWatch = std::function<void(const PassRecord&, const Program&)>;
 
@@ -172,6 +175,9 @@ class Rank {
 
   // Of steps.
   int64_t fallbacks() const { return fallbacks_; }
+  const std::vector<std::array<std::vector<double>, kHistoryKinds>>& code_counts() const {
+    return code_counts_;
+  }
 
   void run_once(int64_t number) {
     *interpreter_->view(now_->learning_rate).as<double>() = 1e-3;
@@ -366,6 +372,7 @@ class Rank {
         metric(at + std::string(name_of(loss.kind)), loss.value);
       }
     }
+    measure_codes(step);
     for (const Parameter& parameter : state_.parameters) {
       const IndexRange& held = parameter.held;
       const IndexRange& shard = parameter.shard;
@@ -384,6 +391,23 @@ class Rank {
       const TensorView view = storage_.view(id);
       const auto* data = view.as<float>();
       own_["after it " + (*state_.table)[id].name].assign(data, data + view.shape.elements());
+    }
+  }
+
+  // Shares: ranks that have the same codes count them each.
+  void measure_codes(const std::string& step) {
+    if (!now_->code_metrics[0].valid()) return;
+    code_counts_.emplace_back();
+    for (size_t operand = 0; operand < kHistoryKinds; ++operand) {
+      const TensorView view = interpreter_->view(now_->code_metrics[operand]);
+      const auto* all = view.as<double>();
+      code_counts_.back()[operand].assign(all, all + view.shape.elements());
+      for (const ParameterSpec& parameter : state_.model->parameters()) {
+        const double* counts = all + int64_t{parameter.number()} * kCountsOfCodes;
+        if (counts[0] == 0) continue;
+        own_[step + "codes of " + parameter.full_name() + " " + std::to_string(operand)] = {
+            counts[1] / counts[0], counts[2] / counts[0]};
+      }
     }
   }
 
@@ -429,6 +453,7 @@ class Rank {
   const TrainingStep* now_ = nullptr;                       // which of them
   Interpreter* interpreter_ = nullptr;
   int64_t fallbacks_ = 0;
+  std::vector<std::array<std::vector<double>, kHistoryKinds>> code_counts_;  // by step
   Outcome own_;  // measurements, the same on all ranks
   std::vector<Held> held_;
 };
@@ -500,6 +525,7 @@ Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
   Outcome outcome;
   for (const auto& rank : ranks) rank->gather(outcome);
   if (layout.fallbacks != nullptr) *layout.fallbacks = ranks[0]->fallbacks();
+  if (layout.code_counts != nullptr) *layout.code_counts = ranks[0]->code_counts();
   return outcome;
 }
 

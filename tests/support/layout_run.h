@@ -16,6 +16,7 @@
 #include "model/dispatcher.h"
 #include "model/model.h"
 #include "model/model_part.h"
+#include "ops/precision/amax_history/amax_history.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
 #include "passes/offload.h"
@@ -49,8 +50,11 @@ struct LayoutCase {
   bool ignore_padding = false;        // some tokens of each sample are padding then
   bool reset_attention_mask = false;  // samples hold documents of some tokens then
   int64_t gradient_bucket_elements = 0;
-  double expert_room = 0;          // RunLayout::expert_room
-  int64_t* fallbacks = nullptr;    // gets the number of steps that needed their fallback
+  double expert_room = 0;        // RunLayout::expert_room
+  int64_t* fallbacks = nullptr;  // gets the number of steps that needed their fallback
+  // Gets the counts of codes of each step and operand, where the precision counts them
+  // (model/code_metric.h).
+  std::vector<std::array<std::vector<double>, kHistoryKinds>>* code_counts = nullptr;
   bool early_collectives = false;  // of gradient sums and parameter gathers
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
@@ -89,6 +93,10 @@ struct RunOn {
   bool oracle = false;
   std::optional<uint32_t> interleaving = {};
 };
+
+// An element of a parameter before the first step: the initial value, with norms and biases away
+// from their starts, where mistakes would not show.
+double start_value(const Parameter& parameter, int64_t element);
 
 // Runs three steps, and where the experts' room does not suffice for one its fallback. Replicas of
 // a slice that differ by a bit are a test failure.

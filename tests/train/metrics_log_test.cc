@@ -110,6 +110,28 @@ TEST_F(MetricsLogFile, LossesOfIndexersAreWrittenByLayer) {
   EXPECT_FALSE(line.contains("experts"));
 }
 
+// Of each operand the largest shares of all maps, and those of each map.
+TEST_F(MetricsLogFile, SharesOfCodesAreWrittenByMap) {
+  StepMetrics metrics = step(1);
+  CodeShares one{.layer = 0, .map = "w_qkv"};
+  one.operands[0] = {.saturated = 0.25, .zero = 0.5};
+  one.operands[1] = {.saturated = 0.125, .zero = 0};
+  CodeShares other{.layer = 3, .map = "w_down"};
+  other.operands[0] = {.saturated = 0, .zero = 0.75};
+  metrics.codes = {one, other};
+  MetricsLog(path, 0).training(metrics);
+  const json line = json::parse(lines().at(0));
+  EXPECT_EQ(line["fp8"], json::parse(R"([
+      {"layer": 0, "map": "w_qkv", "input": {"saturated": 0.25, "zero": 0.5},
+       "weight": {"saturated": 0.125, "zero": 0.0}},
+      {"layer": 3, "map": "w_down", "input": {"saturated": 0.0, "zero": 0.75}}])"));
+  EXPECT_EQ(line["fp8_input_saturated"], 0.25);
+  EXPECT_EQ(line["fp8_input_zero"], 0.75);
+  EXPECT_EQ(line["fp8_weight_saturated"], 0.125);
+  EXPECT_EQ(line["fp8_weight_zero"], 0.0);
+  EXPECT_FALSE(line.contains("fp8_gradient_saturated"));
+}
+
 TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   StepMetrics metrics = step(1);
   metrics.skipped = true;
@@ -120,6 +142,7 @@ TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   EXPECT_FALSE(line.contains("experts"));
   EXPECT_FALSE(line.contains("indexer_loss"));
   EXPECT_FALSE(line.contains("indexers"));
+  EXPECT_FALSE(line.contains("fp8"));
   EXPECT_EQ(line["load_imbalance"], 1.0);
   EXPECT_EQ(line["skipped"], true);
 }

@@ -22,6 +22,14 @@ enum class Fp8Format : uint8_t {
   hybrid,  // e5m2 of gradients
 };
 
+// An operand of the linear map of a parameter, which reads it itself or by one of its gradients.
+struct MapOperand {
+  StateId parameter;
+  int32_t kind = 0;      // QuantizedForm::Operand::Kind
+  bool experts = false;  // there is one for each expert
+  bool operator==(const MapOperand&) const = default;
+};
+
 // In the order in which the operand's product reads it. Of a recipe, not of `none`.
 QuantizeAttributes quantization_of(const QuantizedForm::Operand& operand, Fp8Recipe recipe,
                                    Fp8Format format);

@@ -17,9 +17,9 @@ void infer_accumulate(InferContext& context) {
   const Value& target = context.input(0);
   const Value& source = context.input(1);
   TROUPE_CHECK(target.dtype == DType::f64, "accumulate: target is not f64: " + target.name);
-  TROUPE_CHECK(
-      source.dtype == DType::f64 || source.dtype == DType::f32 || source.dtype == DType::i32,
-      "accumulate: source is not f64, f32 or i32: " + source.name);
+  TROUPE_CHECK(source.dtype == DType::f64 || source.dtype == DType::f32 ||
+                   source.dtype == DType::i32 || source.dtype == DType::i64,
+               "accumulate: source is not f64, f32, i32 or i64: " + source.name);
   const auto& attributes = context.attributes<AccumulateAttributes>();
   const int64_t room = target.shape.elements() - attributes.first;
   TROUPE_CHECK(
@@ -100,9 +100,22 @@ std::vector<OpSample> samples_accumulate() {
     accumulate_largest_at(sample.builder(), target, last, 4, /*overwrite=*/true);
     sample.result_without_gradient(target);
   };
-  return {{"overwrite, then add", sums},      {"the largest", largest},
-          {"the largest in a part", in_part}, {"scalar", scalar},
-          {"several chunks", several_chunks}, {"factor", with_factor}};
+  const auto counts_in_part = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("counts", DType::f64, {2, 3});
+    const ValueId all = sample.integers("all", {6}, {1, 2, 3, 4, 5, 6});
+    accumulate(sample.builder(), target, all, 1, /*overwrite=*/true);
+    const ValueId counts = sample.integers64("counts", {3}, {int64_t{1} << 40, 7, 0});
+    accumulate_at(sample.builder(), target, counts, 3);
+    accumulate_at(sample.builder(), target, counts, 3);
+    sample.result_without_gradient(target);
+  };
+  return {{"overwrite, then add", sums},
+          {"the largest", largest},
+          {"counts in a part", counts_in_part},
+          {"the largest in a part", in_part},
+          {"scalar", scalar},
+          {"several chunks", several_chunks},
+          {"factor", with_factor}};
 }
 
 }  // namespace
@@ -117,6 +130,12 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
 void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
                         bool overwrite) {
   const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite, .largest = true};
+  const std::string name = builder.value(target).name;
+  builder.emit(kAccumulate, Attributes(attributes), {target, source, ValueId{}}, name);
+}
+
+void accumulate_at(Builder& builder, ValueId target, ValueId source, int64_t first) {
+  const AccumulateAttributes attributes{.in_part = true, .first = first};
   const std::string name = builder.value(target).name;
   builder.emit(kAccumulate, Attributes(attributes), {target, source, ValueId{}}, name);
 }

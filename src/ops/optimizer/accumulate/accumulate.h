@@ -6,11 +6,11 @@
 //
 // Kinds
 //   accumulate (target, source, factor?) -> target
-// `target` is f64 and a metric or state; `source` is f64, f32 or i32, not ragged, of any shape with
-// the same number of elements, or, with `in_part`, with some that belong to the target's elements
-// from `first` on; `factor` is [1], f64 or f32, and 1 when absent. Arithmetic is in
-// f64. When overwriting, the old contents of the target are not read. There is no derivative: what
-// is counted here does not influence the loss.
+// `target` is f64 and a metric or state; `source` is f64, f32, i32 or i64, not ragged, of any shape
+// with the same number of elements, or, with `in_part`, with some that belong to the target's
+// elements from `first` on; `factor` is [1], f64 or f32, and 1 when absent. Arithmetic is in f64.
+// When overwriting, the old contents of the target are not read. There is no derivative: what is
+// counted here does not influence the loss.
 #pragma once
 
 #include <string>
@@ -34,7 +34,8 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
 // Emits target = weight * source, or the larger of both.
 void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
                         bool overwrite);
-// The same of the target's elements from `first` on, unweighted.
+// Emits target += source, or = the larger of both, of the target's elements from `first` on.
+void accumulate_at(Builder& builder, ValueId target, ValueId source, int64_t first);
 void accumulate_largest_at(Builder& builder, ValueId target, ValueId source, int64_t first,
                            bool overwrite);
 

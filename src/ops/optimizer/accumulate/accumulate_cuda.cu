@@ -54,6 +54,8 @@ CudaKernel accumulate_cuda_kernel(const OpView& op) {
       return &run_accumulate<double>;
     case DType::f32:
       return &run_accumulate<float>;
+    case DType::i64:
+      return &run_accumulate<int64_t>;
     default:
       return &run_accumulate<int32_t>;
   }
