@@ -11,7 +11,7 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kSize = 768;    // three matrices of it fill, but do not overflow, a large cache
-constexpr int kRepetitions = 30;  // the best one counts: other work on the machine comes and goes
+constexpr double kSeconds = 0.1;  // the best repetition counts: other work comes and goes
 
 template <class T>
 double measure(ThreadPool& pool) {
@@ -25,17 +25,23 @@ double measure(ThreadPool& pool) {
     b[i] = T(0.25) - static_cast<T>(i % 13) * T(0.05);
   }
   std::vector<std::vector<T>> c(static_cast<size_t>(pool.threads()), std::vector<T>(elements));
-  double best = 0;
-  for (int repetition = 0; repetition <= kRepetitions; ++repetition) {
+  const auto seconds_since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const auto product = [&] {
     const auto start = Clock::now();
     pool.parallel_for(pool.threads(), [&](int64_t chunk, int) {
       gemm_tile<T>(false, true, kSize, kSize, kSize, T(1), a.data(), kSize, b.data(), kSize, T(0),
                    c[static_cast<size_t>(chunk)].data(), kSize);
     });
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    const double flops = 2.0 * kSize * kSize * kSize * pool.threads();
-    if (repetition > 0) best = std::max(best, flops / seconds);  // the first one warms up
-  }
+    return 2.0 * kSize * kSize * kSize * pool.threads() / seconds_since(start);
+  };
+  product();  // warms up
+  const auto begin = Clock::now();
+  double best = 0;
+  do {
+    best = std::max(best, product());
+  } while (seconds_since(begin) < kSeconds);
   return best;
 }
 

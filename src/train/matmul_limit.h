@@ -8,7 +8,7 @@
 namespace troupe {
 
 // Floating-point operations per second of a large matrix product, on all threads of the pool or on
-// the GPU, measured now (takes about a quarter of a second). bf16 computes in fp32 on the CPU.
+// the GPU, measured now (takes about a tenth of a second). bf16 computes in fp32 on the CPU.
 double measure_matmul_limit(DType compute_dtype, ThreadPool& pool, Device device = Device::cpu);
 
 }  // namespace troupe
