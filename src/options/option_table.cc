@@ -955,10 +955,11 @@ constexpr OptionSpec kOptions[] = {
     {.name = "fp8-modules",
      .member = &Options::fp8_modules,
      .group = kModel,
-     .metavar = "NAME...",
+     .metavar = "NAME[:LAYERS]...",
      .help = "With --fp8-format: whose products are in 8 bits: attention, mlp, shared_experts, "
-             "experts; all; none; or auto: those that are faster in 8 bits by the plan of the "
-             "step, where the GPU's figures are known (--hardware), and all elsewhere.",
+             "experts or all, of some layers after a colon (experts:2-45); none; or auto: those "
+             "that are faster in 8 bits by the plan of the step, where the GPU's figures are known "
+             "(--hardware), and all elsewhere.",
      .unset = "auto",
      .commands = kShape | kEval},
     {.name = "no-fp8-wgrad",

@@ -1,6 +1,6 @@
 #include "options/precision_options.h"
 
-#include <algorithm>
+#include <charconv>
 #include <fmt/format.h>
 #include <string_view>
 
@@ -40,24 +40,86 @@ constexpr std::string_view kAll = "all";
 constexpr std::string_view kNone = "none";
 constexpr std::string_view kAuto = "auto";
 
-// Which groups of products keep their precision.
-std::array<bool, kProductGroupCount> kept_groups_of(const std::vector<std::string>& names) {
-  std::array<bool, kProductGroupCount> kept{};
-  if (leaves_fp8_modules_open(names) || (names.size() == 1 && names[0] == kAll)) return kept;
-  for (const ProductGroup group : kProductGroups) kept[static_cast<size_t>(group)] = true;
-  if (names.size() == 1 && names[0] == kNone) return kept;
-  for (const std::string& name : names) {
-    const auto found = std::find_if(kProductGroups.begin(), kProductGroups.end(),
-                                    [&](ProductGroup group) { return name_of(group) == name; });
-    if (found == kProductGroups.end()) {
-      throw_bad_request(fmt::format(
-          "--fp8-modules '{}': choose among attention, mlp, shared_experts, experts; or give all, "
-          "none or auto alone.",
-          printable(name)));
-    }
-    kept[static_cast<size_t>(*found)] = false;
+using KeptProducts = decltype(PrecisionOptions::kept);
+
+// The layers that an entry of --fp8-modules names: all, or those after a colon.
+struct LayerRange {
+  int32_t first = 0;
+  int32_t end = 0;
+};
+
+LayerRange layers_of(std::string_view entry, std::string_view text, int32_t layers) {
+  const auto refuse = [&] {
+    throw_bad_request(fmt::format(
+        "--fp8-modules '{}': the layers are 0 to {}; give one, or FIRST-LAST as in experts:2-5, or "
+        "FIRST- for all from there on.",
+        printable(entry), layers - 1));
+  };
+  const auto number = [&](std::string_view digits) {
+    int32_t value = 0;
+    const char* const end = digits.data() + digits.size();
+    const auto [at, error] = std::from_chars(digits.data(), end, value);
+    if (error != std::errc() || at != end || value < 0 || value >= layers) refuse();
+    return value;
+  };
+  const size_t dash = text.find('-');
+  const int32_t first = number(text.substr(0, dash));
+  if (dash == std::string_view::npos) return {.first = first, .end = first + 1};
+  const std::string_view rest = text.substr(dash + 1);
+  const int32_t end = rest.empty() ? layers : number(rest) + 1;
+  if (end <= first) refuse();
+  return {.first = first, .end = end};
+}
+
+// Takes out of `kept` what an entry of --fp8-modules has in 8 bits.
+void lower_products_of(std::string_view entry, KeptProducts& kept) {
+  const size_t colon = entry.find(':');
+  const std::string_view name = entry.substr(0, colon);
+  LayerRange range{.end = static_cast<int32_t>(kept.size())};
+  if (colon != std::string_view::npos) {
+    range = layers_of(entry, entry.substr(colon + 1), range.end);
   }
+  bool is_known = false;
+  for (const ProductGroup group : kProductGroups) {
+    if (name != kAll && name != name_of(group)) continue;
+    is_known = true;
+    for (int32_t layer = range.first; layer < range.end; ++layer) {
+      kept[static_cast<size_t>(layer)][static_cast<size_t>(group)] = false;
+    }
+  }
+  if (!is_known) {
+    throw_bad_request(fmt::format(
+        "--fp8-modules '{}': choose among attention, mlp, shared_experts, experts and all, each "
+        "with layers after a colon if not in all of them; or give none or auto alone.",
+        printable(entry)));
+  }
+}
+
+// `layers`: of the model, those of multi-token prediction included.
+KeptProducts kept_products_of(const std::vector<std::string>& entries, int32_t layers) {
+  const bool are_some = !leaves_fp8_modules_open(entries);
+  std::array<bool, kProductGroupCount> all{};
+  for (const ProductGroup group : kProductGroups) all[static_cast<size_t>(group)] = are_some;
+  KeptProducts kept(static_cast<size_t>(layers), all);
+  if (!are_some || (entries.size() == 1 && entries[0] == kNone)) return kept;
+  for (const std::string& entry : entries) lower_products_of(entry, kept);
   return kept;
+}
+
+// The first and last layers that keep their precision whole.
+void keep_ends(const Options& options, int32_t layers, KeptProducts& kept) {
+  const int32_t first = options.num_layers_at_start_in_bf16.value_or(1);
+  const int32_t last = options.num_layers_at_end_in_bf16.value_or(1);
+  if (int64_t{first} + last > layers) {
+    throw_bad_request(fmt::format(
+        "--first-last-layers-bf16: {} layers at the start and {} at the end are more than the {} "
+        "that the model has. Give fewer with --num-layers-at-start-in-bf16 and "
+        "--num-layers-at-end-in-bf16.",
+        first, last, layers));
+  }
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    if (layer < first || layer >= layers - last) kept[static_cast<size_t>(layer)].fill(true);
+  }
 }
 
 MessageRounding message_rounding_of(const Options& options, const ModelConfig& config) {
@@ -122,20 +184,10 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
   chosen.delayed = {.amax = options.fp8_amax_compute_algo.value_or(AmaxChoice::most_recent),
                     .margin = options.fp8_margin.value_or(0)};
   chosen.format = *options.fp8_format;
-  chosen.layers = config.num_layers;
-  chosen.kept = kept_groups_of(options.fp8_modules);
+  chosen.kept = kept_products_of(options.fp8_modules, config.all_layers());
   chosen.weight_gradients = !options.no_fp8_wgrad;
   chosen.counts_codes = options.log_fp8_saturation;
-  if (!options.first_last_layers_bf16) return chosen;
-  chosen.first_layers = options.num_layers_at_start_in_bf16.value_or(1);
-  chosen.last_layers = options.num_layers_at_end_in_bf16.value_or(1);
-  if (int64_t{chosen.first_layers} + chosen.last_layers > config.num_layers) {
-    throw_bad_request(fmt::format(
-        "--first-last-layers-bf16: {} layers at the start and {} at the end are more than the {} "
-        "that the model has. Give fewer with --num-layers-at-start-in-bf16 and "
-        "--num-layers-at-end-in-bf16.",
-        chosen.first_layers, chosen.last_layers, config.num_layers));
-  }
+  if (options.first_last_layers_bf16) keep_ends(options, config.num_layers, chosen.kept);
   return chosen;
 }
 

@@ -74,10 +74,9 @@ class PrecisionPass {
     if (form == nullptr || op.place.layer < 0) return false;
     if (form->allowed != nullptr && !form->allowed(op.attributes)) return false;
     if (!options_.weight_gradients && is_weight_gradient(*form)) return false;
-    if (options_.kept[static_cast<size_t>(product_group(op.place.module))]) return false;
-    const int32_t layer = op.place.layer;
-    return layer >= options_.first_layers &&
-           (layer >= options_.layers || layer < options_.layers - options_.last_layers);
+    const auto layer = static_cast<size_t>(op.place.layer);
+    return layer >= options_.kept.size() ||
+           !options_.kept[layer][static_cast<size_t>(product_group(op.place.module))];
   }
 
   bool is_delayed() const { return options_.recipe == Fp8Recipe::delayed; }

@@ -39,15 +39,12 @@ namespace troupe {
 struct PrecisionOptions {
   Fp8Recipe recipe = Fp8Recipe::none;
   Fp8Format format = Fp8Format::e4m3;
-  // Of the model's layers 0 to `layers`: how many of the first and the last keep their precision.
-  int32_t first_layers = 0;
-  int32_t last_layers = 0;
-  int32_t layers = 0;
-  MessageRounding messages = {};                   // with any recipe, or none
-  std::array<bool, kProductGroupCount> kept = {};  // products of these keep their precision
-  bool weight_gradients = true;                    // else their products keep their precision
-  DelayedScaling delayed = {};                     // of that recipe
-  bool counts_codes = false;                       // measures TrainingStep::code_metrics
+  MessageRounding messages = {};  // with any recipe, or none
+  // By layer and group: whose products keep their precision. None do of layers that are not here.
+  std::vector<std::array<bool, kProductGroupCount>> kept = {};
+  bool weight_gradients = true;  // else their products keep their precision
+  DelayedScaling delayed = {};   // of that recipe
+  bool counts_codes = false;     // measures TrainingStep::code_metrics
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

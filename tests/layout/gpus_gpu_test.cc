@@ -338,7 +338,7 @@ std::vector<LayoutCase> layouts() {
     c.layout.world_size = 2;
     c.layout.expert_parallel = 2;
     c.dispatcher = dispatcher;
-    c.precision = {.layers = 2, .messages = {.dispatched = true, .combine_gradients = true}};
+    c.precision = {.messages = {.dispatched = true, .combine_gradients = true}};
     chosen.push_back(c);
   }
   return chosen;

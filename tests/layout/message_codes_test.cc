@@ -34,7 +34,7 @@ LayoutCase case_of(int32_t ranks) {
   c.layout.world_size = ranks;
   c.layout.expert_tensor_parallel = 1;
   c.micro_batches = 2;
-  c.precision = {.layers = 2, .messages = kBoth};
+  c.precision = {.messages = kBoth};
   return c;
 }
 

@@ -46,7 +46,6 @@ std::vector<LayoutCase> skip_cases() {
     c.early_collectives = true;
     c.loss_chunk_tokens = 5;
     c.precision = {.recipe = Fp8Recipe::mxfp8,
-                   .layers = layers,
                    .messages = {.dispatched = true, .combine_gradients = true}};
     c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
                    .modules = {&kCoreAttentionModule, &kNormModule}};

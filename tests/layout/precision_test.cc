@@ -29,14 +29,11 @@ namespace {
 using Recipe = Fp8Recipe;
 using Format = Fp8Format;
 
-constexpr PrecisionOptions kTensorwise{
-    .recipe = Recipe::tensorwise, .format = Format::hybrid, .layers = 2};
-constexpr PrecisionOptions kDelayed{.recipe = Recipe::delayed,
-                                    .format = Format::hybrid,
-                                    .layers = 2,
-                                    .delayed = {.amax = AmaxChoice::max}};
-constexpr PrecisionOptions kBlockwise{.recipe = Recipe::blockwise, .layers = 2};
-constexpr PrecisionOptions kMxfp8{.recipe = Recipe::mxfp8, .layers = 2};
+const PrecisionOptions kTensorwise{.recipe = Recipe::tensorwise, .format = Format::hybrid};
+const PrecisionOptions kDelayed{
+    .recipe = Recipe::delayed, .format = Format::hybrid, .delayed = {.amax = AmaxChoice::max}};
+const PrecisionOptions kBlockwise{.recipe = Recipe::blockwise};
+const PrecisionOptions kMxfp8{.recipe = Recipe::mxfp8};
 
 // All that tensor parallelism cuts in two is cut at a multiple of 128.
 ModelConfig wide_model() {
@@ -437,7 +434,8 @@ TEST(Precision, ProductsOfModulesMayKeepTheirs) {
   for (const ProductGroup group :
        {ProductGroup::attention, ProductGroup::shared_experts, ProductGroup::experts}) {
     PrecisionOptions precision = kDelayed;
-    precision.kept[static_cast<size_t>(group)] = true;
+    precision.kept.resize(2);
+    for (auto& kept : precision.kept) kept[static_cast<size_t>(group)] = true;
     std::vector<Product> expected;
     int64_t kept = 0;
     for (const Product& product : all.quantized) {
@@ -452,14 +450,15 @@ TEST(Precision, ProductsOfModulesMayKeepTheirs) {
   }
 }
 
-TEST(Precision, FirstAndLastLayersMayKeepTheirs) {
+TEST(Precision, LayersMayKeepTheirs) {
   PrecisionOptions precision = kBlockwise;
-  precision.first_layers = 1;
+  precision.kept.resize(2);
+  precision.kept[0].fill(true);
   for (const Product& product : products_of(one_rank(precision)).quantized) {
     EXPECT_EQ(product.layer, 1) << product.result;
   }
-  precision.first_layers = 0;
-  precision.last_layers = 1;
+  precision.kept[0].fill(false);
+  precision.kept[1].fill(true);
   const Products last = products_of(one_rank(precision));
   EXPECT_FALSE(last.quantized.empty());
   for (const Product& product : last.quantized) EXPECT_EQ(product.layer, 0) << product.result;

@@ -356,20 +356,20 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
        [](const Step& step) {
          return step.precision == PrecisionOptions{.recipe = Fp8Recipe::tensorwise,
                                                    .format = Fp8Format::hybrid,
-                                                   .layers = step.precision.layers};
+                                                   .kept = step.precision.kept};
        }},
       {"--fp8-format hybrid --fp8-amax-compute-algo max --fp8-margin 2",
        [](const Step& step) {
          return step.precision == PrecisionOptions{.recipe = Fp8Recipe::delayed,
                                                    .format = Fp8Format::hybrid,
-                                                   .layers = step.precision.layers,
+                                                   .kept = step.precision.kept,
                                                    .delayed = {AmaxChoice::max, 2}};
        }},
       {"--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 "
        "--num-layers-at-start-in-bf16 0",
        [](const Step& step) {
-         return step.precision.first_layers == 0 && step.precision.last_layers == 1 &&
-                step.precision.layers > 0;
+         const auto& kept = step.precision.kept;
+         return kept.size() > 1 && !kept.front()[0] && kept.back()[0];
        }},
   };
   const auto step_of = [&](const std::string& flags) {

@@ -23,14 +23,32 @@ std::string refusal_with(const std::function<void(Options&)>& change) {
   return message_of(ExitStatus::bad_request, [&] { chosen_with(change); });
 }
 
+// Whose products keep their precision: "LAYER:GROUP+GROUP ", or "LAYER:all ".
+std::string kept_of(const PrecisionOptions& chosen) {
+  std::string text;
+  for (size_t layer = 0; layer < chosen.kept.size(); ++layer) {
+    const auto& kept = chosen.kept[layer];
+    std::string groups;
+    for (const ProductGroup group : kProductGroups) {
+      if (!kept[static_cast<size_t>(group)]) continue;
+      groups += (groups.empty() ? "" : "+") + std::string(name_of(group));
+    }
+    if (kept[static_cast<size_t>(ProductGroup::none)]) groups = "all";
+    if (!groups.empty()) text += std::to_string(layer) + ":" + groups + " ";
+  }
+  return text;
+}
+
 TEST(PrecisionOptionsOf, KeepsTheLayersAtTheEnds) {
   EXPECT_FALSE(chosen_with([](Options&) {}).any());
   const PrecisionOptions all = chosen_with([](Options& o) {
     o.fp8_format = Fp8Format::hybrid;
     o.fp8_recipe = Fp8Recipe::tensorwise;
   });
-  EXPECT_EQ(all, (PrecisionOptions{
-                     .recipe = Fp8Recipe::tensorwise, .format = Fp8Format::hybrid, .layers = 4}));
+  EXPECT_EQ(all,
+            (PrecisionOptions{
+                .recipe = Fp8Recipe::tensorwise, .format = Fp8Format::hybrid, .kept = all.kept}));
+  EXPECT_EQ(kept_of(all), "");
   const auto ends = [](int32_t first, int32_t last) {
     return [=](Options& o) {
       o.fp8_format = Fp8Format::e4m3;
@@ -40,10 +58,9 @@ TEST(PrecisionOptionsOf, KeepsTheLayersAtTheEnds) {
       if (last >= 0) o.num_layers_at_end_in_bf16 = last;
     };
   };
-  EXPECT_EQ(chosen_with(ends(-1, -1)).first_layers, 1);
-  EXPECT_EQ(chosen_with(ends(-1, -1)).last_layers, 1);
-  EXPECT_EQ(chosen_with(ends(3, 1)).first_layers, 3);
-  EXPECT_EQ(chosen_with(ends(0, 4)).last_layers, 4);
+  EXPECT_EQ(kept_of(chosen_with(ends(-1, -1))), "0:all 3:all ");
+  EXPECT_EQ(kept_of(chosen_with(ends(3, 0))), "0:all 1:all 2:all ");
+  EXPECT_EQ(kept_of(chosen_with(ends(0, 4))), "0:all 1:all 2:all 3:all ");
   EXPECT_EQ(refusal_with(ends(3, 2)),
             "--first-last-layers-bf16: 3 layers at the start and 2 at the end are more than the 4 "
             "that the model has. Give fewer with --num-layers-at-start-in-bf16 and "
@@ -77,29 +94,38 @@ TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
 
 TEST(PrecisionOptionsOf, ModulesAreNamedAllOrNone) {
   const auto kept_with = [](const std::vector<std::string>& names) {
-    const PrecisionOptions chosen = chosen_with([&](Options& o) {
+    return kept_of(chosen_with([&](Options& o) {
       o.fp8_format = Fp8Format::e4m3;
       o.fp8_modules = names;
-    });
-    std::string kept;
-    for (const ProductGroup group : kProductGroups) {
-      if (chosen.kept[static_cast<size_t>(group)]) kept += std::string(name_of(group)) + " ";
-    }
-    EXPECT_FALSE(chosen.kept[static_cast<size_t>(ProductGroup::none)]);
-    return kept;
+    }));
   };
   for (const char* every : {"all", "auto"}) EXPECT_EQ(kept_with({every}), "");
   EXPECT_EQ(kept_with({}), "");
-  EXPECT_EQ(kept_with({"none"}), "attention mlp shared_experts experts ");
-  EXPECT_EQ(kept_with({"experts"}), "attention mlp shared_experts ");
-  EXPECT_EQ(kept_with({"shared_experts", "attention", "mlp"}), "experts ");
+  const auto in_every_layer = [](const std::string& kept) {
+    std::string text;
+    for (const char* layer : {"0", "1", "2", "3"}) text += layer + (":" + kept) + " ";
+    return text;
+  };
+  EXPECT_EQ(kept_with({"none"}), in_every_layer("attention+mlp+shared_experts+experts"));
+  EXPECT_EQ(kept_with({"experts"}), in_every_layer("attention+mlp+shared_experts"));
+  EXPECT_EQ(kept_with({"shared_experts", "attention", "mlp"}), in_every_layer("experts"));
+  EXPECT_EQ(kept_with({"all:1-2"}),
+            "0:attention+mlp+shared_experts+experts 3:attention+mlp+shared_experts+experts ");
+  EXPECT_EQ(kept_with({"attention", "mlp", "shared_experts", "experts:0", "experts:3-"}),
+            "1:experts 2:experts ");
   const auto refused = [&](const std::vector<std::string>& names) {
     return message_of(ExitStatus::bad_request, [&] { kept_with(names); });
   };
   EXPECT_EQ(refused({"attention", "router"}),
-            "--fp8-modules 'router': choose among attention, mlp, shared_experts, experts; or give "
-            "all, none or auto alone.");
-  expect_phrase(refused({"attention", "all"}), "--fp8-modules 'all': choose among");
+            "--fp8-modules 'router': choose among attention, mlp, shared_experts, experts and all, "
+            "each with layers after a colon if not in all of them; or give none or auto alone.");
+  expect_phrase(refused({"attention", "none"}), "--fp8-modules 'none': choose among");
+  EXPECT_EQ(refused({"experts:2-4"}),
+            "--fp8-modules 'experts:2-4': the layers are 0 to 3; give one, or FIRST-LAST as in "
+            "experts:2-5, or FIRST- for all from there on.");
+  for (const char* layers : {"", "-", "-2", "2-1", "4", "1.5", "1-2-3", "a"}) {
+    expect_phrase(refused({"experts:" + std::string(layers)}), "the layers are 0 to 3");
+  }
   expect_phrase(refusal_with([](Options& o) { o.fp8_modules = {"all"}; }),
                 "--fp8-modules: it belongs to --fp8-format.");
 }
