@@ -157,14 +157,24 @@ class NeverLose(unittest.TestCase):
         self.assertEqual(process.returncode, 130, errors)
         self.assertEqual(checkpoints(self.save)[-1], f"step_{steps_done(self.save):08d}")
 
-    def test_a_last_save_that_fails_is_a_failure(self):
-        self.save.mkdir()
-        (self.save / "checkpoints").symlink_to("a_disk_that_is_gone")
+    def test_a_last_save_is_tried_twice_more_before_it_is_a_failure(self):
+        mended = self.save.with_name("mended")
+        for save in (self.save, mended):
+            save.mkdir()
+            (save / "checkpoints").symlink_to("a_disk_that_is_gone")
+        process = subprocess.Popen(command(*train("--save", mended, "--quiet")),
+                                   stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.running.append(process)
+        while "Trying again in 5" not in (line := process.stderr.readline()):
+            self.assertNotEqual(line, "")
+        (mended / "checkpoints").unlink()
         done = run(*train("--save", self.save, "--quiet"))
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stderr.count("Trying again"), 2, done.stderr)
         self.assertTrue(done.stderr.endswith("troupe: The last checkpoint, of step 4, could not be "
                                              "saved. Nothing was saved.\n"), done.stderr)
+        self.assertEqual((process.communicate()[1], process.returncode), ("", 0))
+        self.assertEqual(checkpoints(mended), ["step_00000004"])
 
     def test_a_disk_without_room_is_told_before_the_first_step(self):
         script = HERE.folder / "small_disk.sh"

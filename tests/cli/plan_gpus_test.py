@@ -111,6 +111,11 @@ class PlanGpus(unittest.TestCase):
         verdict, seconds = steps["verdict"], steps["time"]["seconds"]
         self.assertEqual(verdict["steps"], 500)
         self.assertAlmostEqual(verdict["gpu_hours"], 500 * seconds * 4 / 3600)
+        for samples, count in ((8, 1), (4, 0.5)):
+            short = json.loads(plan(*flags, "--train-samples", samples, "--json").stdout)["verdict"]
+            self.assertEqual(short["steps"], count)
+            self.assertAlmostEqual(short["seconds"], count * seconds)
+            self.assertAlmostEqual(short["gpu_hours"], count * seconds * 4 / 3600)
         # bf16 weights, and in fp32 master weights and two moments; norms have no master weights.
         bytes_of_parameter = verdict["checkpoint_bytes"] / steps["parameters"]
         self.assertAlmostEqual(bytes_of_parameter, 14, delta=0.3)
@@ -227,9 +232,10 @@ class PlanGpus(unittest.TestCase):
             self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "4 experts", "has 8")
             path.write_text('{"step": 1, "loss": 5.0}\n')
             self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "no line of a step")
-            for rows in ("[1, -1, 0, 0, 0, 0, 0, 0]", '"many"', "[1e300]"):
-                path.write_text('{"step": 1, "loss": 5.0, "experts": [{"layer": 0, "rows": %s}]}\n'
-                                % rows)
+            for layer, rows in ((0, "[1, -1, 0, 0, 0, 0, 0, 0]"), (0, '"many"'), (0, "[1e300]"),
+                                (2**32, [2] * 8), (-1, [2] * 8)):
+                path.write_text('{"step": 1, "loss": 5.0, "experts": [{"layer": %s, "rows": %s}]}\n'
+                                % (layer, rows))
                 self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "line 1")
             path.write_text('{"step": 1, "experts": [}\n')
             result = plan("--gpus", "2xh100", "--expert-load", folder)

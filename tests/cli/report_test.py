@@ -253,6 +253,20 @@ class Report(unittest.TestCase):
         for line in data["lines"]:
             self.assertIn(line, text)
 
+    def test_step_page_shows_the_fullest_operation_of_each_stretch(self):
+        path = HERE.folder / "long.html"
+        flags = ["--micro-batch-size", 1, "--global-batch-size", 4, "--num-layers", 4]
+        result = run(*INSPECT, *flags, "--html", path)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        data = Page(path).data
+        live = [op["live_bytes"] for op in json.loads(run(*INSPECT, *flags, "--json").stdout)["operations"]]
+        shown = data["memory"]["operations"]
+        self.assertLess(len(shown), len(live), "more operations than columns")
+        for column, at in enumerate(shown):
+            stretch = live[column * len(live) // len(shown):(column + 1) * len(live) // len(shown)]
+            self.assertEqual(live[at], max(stretch), column)
+            self.assertEqual(sum(role[column] for role in data["memory"]["bytes"].values()), live[at])
+
     def test_step_page_says_how_long_the_largest_values_live(self):
         # With two micro-batches in flight, the values of the first die before those of the second.
         flags = ["--ranks", 2, "--pipeline-model-parallel-size", 2, "--num-layers", 2,

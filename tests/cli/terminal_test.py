@@ -7,7 +7,9 @@ every expert of every layer, --json was ignored; eval, convert and bench showed 
 the signal."""
 
 import json
+import os
 import pathlib
+import pty
 import re
 import signal
 import struct
@@ -168,6 +170,25 @@ class TerminalTest(unittest.TestCase):
         quiet = Terminal(*many[:100], "--quiet", interrupt_at=r"\S")
         self.assertFalse(quiet.interrupted, quiet.screen.text())
         self.assertEqual(quiet.status, 0, quiet.screen.text())
+
+    def test_tokenize_shows_the_time_that_is_left(self):
+        # When all files have been read it is none, however long it took.
+        master, terminal = pty.openpty()
+        process = subprocess.Popen(command("tokenize", "--output-prefix", HERE.folder / "left",
+                                           "--input", "-", HERE.folder / "corpus.txt"),
+                                   stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal)
+        os.close(terminal)
+        time.sleep(0.8)
+        process.stdin.close()
+        shown = b""
+        try:
+            while piece := os.read(master, 65536):
+                shown += piece
+        except OSError:  # the program has ended
+            pass
+        os.close(master)
+        self.assertEqual(process.wait(), 0, shown)
+        self.assertRegex(shown.decode(), r"100% of .* \| 0 s left")
 
     def test_convert_leaves_nothing_when_interrupted(self):
         source = HERE.folder / "large"

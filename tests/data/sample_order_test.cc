@@ -146,6 +146,8 @@ TEST(IndexArray, HoldsNumbersOfEitherWidth) {
     IndexArray array(3, bound);
     array.set(1, bound - 1);
     EXPECT_EQ(values_of(array), (std::vector<int64_t>{0, bound - 1, 0}));
+    array.visit([](auto values) { std::iota(values.begin(), values.end(), 5); });
+    EXPECT_EQ(values_of(array), (std::vector<int64_t>{5, 6, 7})) << bound;
   }
 }
 

@@ -399,5 +399,23 @@ TEST(Quantise, RoundsToTheNearestFp4) {
   }
 }
 
+// The largest code of a block may be any that is more than half of the largest of all.
+TEST(Quantise, FindsTheScaleOfEveryLargestFp8Code) {
+  constexpr float kScale = 0.1F;
+  for (uint32_t largest = 0x77; largest <= 0x7e; ++largest) {
+    std::vector<float> values;
+    for (uint32_t code = 0; code <= largest; ++code) {
+      values.push_back(static_cast<float>(fp8_of(code)) * kScale);
+    }
+    std::vector<uint8_t> codes(values.size());
+    std::vector<float> scales(1);
+    quantise_fp8(values, std::ssize(values), {}, codes, scales);
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(static_cast<float>(fp8_of(codes[i])) * scales[0], values[i])
+          << "code " << i << " of " << largest;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace troupe

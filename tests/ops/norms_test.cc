@@ -117,6 +117,35 @@ TEST_P(Norms, LayerNormAgreesWithItsFormula) {
 
 INSTANTIATE_TEST_SUITE_P(Forms, Norms, ::testing::Combine(::testing::Bool(), ::testing::Bool()));
 
+// Where the sum has a gradient of its own, the norm's is added to it before anything is rounded:
+// no element is further from the exact sum than half a step of bf16.
+TEST(RmsNorm, GradientOfASumIsRoundedOnce) {
+  constexpr int64_t kColumns = 512;
+  SampleRun run({"",
+                 [](SampleBuilder& sample) {
+                   const ValueId dy = sample.tensor("dy", {1, kColumns});
+                   const ValueId s = sample.tensor("s", {1, kColumns});
+                   const ValueId gamma = sample.tensor("gamma", {kColumns}, {.accumulation = true});
+                   const ValueId rstd = sample.values("rstd", {1}, {1.0}, {.accumulation = true});
+                   const ValueId d_s = sample.tensor("d_s", {1, kColumns});
+                   sample.result_without_gradient(
+                       sample.builder().emit(kRmsNormGradient, Attributes(RmsNormAttributes{}),
+                                             {dy, s, gamma, rstd, d_s}, "dx")[0]);
+                 }},
+                {.dtype = DType::bf16, .backward = false, .round_to_bf16 = true});
+  run.run();
+  const auto in = [&](size_t input, size_t i) -> double {
+    return bf16(run.inputs()[input].data[i]);
+  };
+  double projection = 0;
+  for (size_t i = 0; i < kColumns; ++i) projection += in(0, i) * in(2, i) * in(1, i) / kColumns;
+  for (size_t i = 0; i < kColumns; ++i) {
+    const double exact = in(4, i) + in(0, i) * in(2, i) - in(1, i) * projection;
+    const double step = std::ldexp(1.0, std::ilogb(exact) - 7);
+    EXPECT_LE(std::abs(run.results()[0][i] - exact), step / 2 + 1e-5) << i;
+  }
+}
+
 // In f32 the variance of a row with a mean of 1000 keeps its digits: it is summed about the mean.
 TEST(LayerNorm, BearsALargeMean) {
   Numbers x = normal_numbers(64, 0);

@@ -99,6 +99,31 @@ TEST(SparseAttention, ChoosesTheLargestScores) {
   }
 }
 
+// A query sees its document only, also where that has fewer keys than may be chosen.
+TEST(SparseAttention, ChoosesKeysOfItsDocument) {
+  constexpr int kMostChosen = 4;
+  constexpr int kSecond = 7;  // where the second document begins
+  const Outcome outcome = outcome_of([&](SampleBuilder& sample) {
+    std::vector<int32_t> starts(kSequence, kSecond);
+    std::fill(starts.begin(), starts.begin() + kSecond, 0);
+    IndexInputs inputs = index_inputs(sample);
+    inputs.starts = sample.integers("starts", {kSequence}, starts);
+    sample.result_without_gradient(
+        index_topk(sample.builder(), inputs, {.index = kIndex, .top_k = kMostChosen}, "chosen"));
+  });
+  const auto& in = outcome.inputs;
+  Matrix scores = index_scores(in[0].data, in[1].data, in[2].data);
+  for (int t = 0; t < kSequence; ++t) {
+    const int first = t < kSecond ? 0 : kSecond;
+    scores[t].erase(scores[t].begin(), scores[t].begin() + first);
+    const std::vector<int> expected = largest_of(scores[t], t - first, kMostChosen);
+    for (int i = 0; i < kMostChosen; ++i) {
+      const int wanted = i < static_cast<int>(expected.size()) ? first + expected[i] : -1;
+      EXPECT_EQ(outcome.results[0][t * kMostChosen + i], wanted) << "query " << t;
+    }
+  }
+}
+
 // Which of the keys of a query the strided choice of these tests has: every other one.
 bool is_chosen(int t, int s) {
   return s <= t && (t - s) % 2 == 0;

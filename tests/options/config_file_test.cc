@@ -206,5 +206,14 @@ TEST_F(ConfigFile, SavedOptionsAreTheSameOptions) {
   }
 }
 
+TEST_F(ConfigFile, AFlagThatIsOffIsAsIfItWasNotThere) {
+  write("mock-data = false\ndata-path = \"data/x\"\nlr = 1\ntrain-iters = 1\nno-save = false");
+  const Options options = parse({"train"});
+  EXPECT_FALSE(was_given(options, "no-save"));
+  EXPECT_TRUE(was_given(options, "lr"));
+  EXPECT_EQ(refusal("mock-data = false\nlr = 1\ntrain-iters = 1"),
+            "troupe train needs --data-path PREFIX.");
+}
+
 }  // namespace
 }  // namespace troupe

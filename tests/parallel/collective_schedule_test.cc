@@ -98,13 +98,13 @@ TEST(CollectiveScheduleCheck, RanksShareProgramsInTheirOwnGroups) {
 
 TEST(CollectiveScheduleCheck, RefusesACollectiveLeftOutOfOneOfManyRanks) {
   std::vector<ScheduledRank> programs(3);
-  for (ScheduledRank& rank : programs) rank.builder.place = {.layer = 1};
+  for (ScheduledRank& rank : programs) rank.builder.place = {.layer = 0};
   programs[0].sum(RankGroup::tp).send(1).finish(1, 0).sum(RankGroup::world);
   programs[1].sum(RankGroup::tp).receive(0).sum(RankGroup::world);
   programs[2].receive(0).sum(RankGroup::world);  // as the one before, except one collective
   EXPECT_EQ(refusal_of_classes(programs, {0, 0, 1, 1}), "");
   expect_says(refusal_of_classes(programs, {0, 0, 1, 2}),
-              "rank 3 has no collective 0, which in rank 2 is operation 0 (all_reduce, layer 1, "
+              "rank 3 has no collective 0, which in rank 2 is operation 0 (all_reduce, layer 0, "
               "group tp) of metric f64 [1]");
 }
 

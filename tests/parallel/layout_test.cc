@@ -362,6 +362,9 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.tensor_parallel = 0;
   expect_refused(o, {"--tensor-model-parallel-size takes a number from 1", "not 0"});
   o = {};
+  o.world_size = 1048577;
+  expect_refused(o, {"--ranks takes a number from 1 to 1048576, not 1048577."});
+  o = {};
   o.order = "tp-cp-xp";
   expect_refused(o, {"--rank-order tp-cp-xp", "'xp' is no dimension"});
   o.order = "tp-tp";
@@ -385,6 +388,12 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.expert_parallel = 4;
   o.optimizer_instances = 4;
   expect_refused(o, {"--num-distributed-optimizer-instances 4", "EDP = 2", "nearest: 2"});
+}
+
+TEST(Layout, SizesReachTheLargestThatIsNamed) {
+  LayoutOptions o;
+  o.world_size = o.tensor_parallel = 1048576;
+  EXPECT_EQ(try_layout(o).refusal(), nullptr);
 }
 
 TEST(Layout, DimensionsOfSizeOneMayBeLeftOutOfTheOrder) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/products/shift_ids/shift_ids.h"
 #include "ops/registry.h"
 #include "plan/plan_test_support.h"
 #include "program/golden.h"
@@ -200,6 +201,20 @@ TEST(Costs, OfEveryKindInTrainingSteps) {
     for (const std::string& line : of_kind) text += line;
   }
   testing::expect_golden(text, "operation_costs.txt");
+}
+
+// Of a rank whose vocabulary begins later.
+TEST(Costs, ShiftedIdsAreReadAndWritten) {
+  const auto program = testing::program_of(
+      "--model mixtral-tiny --ranks 2 --tensor-model-parallel-size 2", /*rank=*/1);
+  int shifts = 0;
+  for (int32_t index = 0; index < program->op_count(); ++index) {
+    const OpView op{*program, program->op(index)};
+    if (op.op.spec != &kShiftIds) continue;
+    ++shifts;
+    EXPECT_EQ(kShiftIds.cost(op).bytes, op.input(0).bytes() + op.output(0).bytes());
+  }
+  EXPECT_GT(shifts, 0);
 }
 
 }  // namespace

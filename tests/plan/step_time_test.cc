@@ -155,6 +155,15 @@ TEST(StepTime, ReceiverWaitsForSender) {
   EXPECT_DOUBLE_EQ(time.idle, 1.5) << "half of the sender's time after its work";
 }
 
+TEST(StepTime, CopiesAreTheMeanOfTheRanks) {
+  const TimedOperation copy = {.seconds = 3, .queue = Queue::copy};
+  const StepTime time =
+      simulate({{.place = 0, .operations = {copy, compute(1)}, .events = {{0, 1}}},
+                {.place = 1, .operations = {compute(4)}, .events = {}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 4);
+  EXPECT_DOUBLE_EQ(time.copies, 1.5) << "the mean of 3 and none";
+}
+
 TEST(StepTime, CollectivesThatSpanThePipelineBeginTogether) {
   TimedOperation sum = exchange(1);
   sum.spans_pipeline = true;

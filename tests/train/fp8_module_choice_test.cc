@@ -75,6 +75,20 @@ TEST(Fp8ModuleChoice, CountsWeightsOnceAStep) {
   EXPECT_LT(many.in_8_bits / many.plain, 0.95 * two.in_8_bits / two.plain);
 }
 
+// Two places with a layer each take together what one with both of them does.
+TEST(Fp8ModuleChoice, CountsThePlacesOfThePipeline) {
+  Options options = step_of("mixtral-8x7b", 8);
+  const ModelConfig config = load_model_config(options);
+  const ProductTimes one = time_products(options, config, hardware_of("h100"));
+  options.ranks = options.pipeline_model_parallel_size = 2;
+  const ProductTimes two = time_products(options, config, hardware_of("h100"));
+  for (const ProductGroup group : {ProductGroup::attention, ProductGroup::experts}) {
+    EXPECT_NEAR(of(two.plain, group), of(one.plain, group), 1e-6 * of(one.plain, group));
+    EXPECT_NEAR(of(two.in_8_bits, group), of(one.in_8_bits, group),
+                1e-6 * of(one.in_8_bits, group));
+  }
+}
+
 TEST(Fp8ModuleChoice, LeavesWhatIsGivenOrCannotBeKnown) {
   Options options = step_of("qwen3-30b-a3b", 1);
   options.fp8_modules = {"auto"};

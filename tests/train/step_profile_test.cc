@@ -94,6 +94,21 @@ TEST_F(ProfiledProgram, ExposedCommunicationIsThatWithoutCompute) {
   EXPECT_DOUBLE_EQ(profile.times().communication_s, 0);
 }
 
+// Of 4 numbers in f64, add reads two and writes one.
+TEST_F(ProfiledProgram, KindsOfAHundredthOfTheTimeRaiseTheLimits) {
+  const ProfileLimits measured{.flops = 0.5, .copy_bytes = 1};
+  const auto best = [&](double add_s) {
+    StepProfile profile(program);
+    profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 100},
+                 {.op = 2, .name = "add", .begin_s = 100, .duration_s = add_s}});
+    return best_limits(measured, profile);
+  };
+  EXPECT_DOUBLE_EQ(best(4).flops, 1);
+  EXPECT_DOUBLE_EQ(best(4).copy_bytes, 24);
+  EXPECT_DOUBLE_EQ(best(0.5).flops, measured.flops) << "too short to be measured";
+  EXPECT_DOUBLE_EQ(best(0.5).copy_bytes, measured.copy_bytes);
+}
+
 TEST_F(ProfiledProgram, TimelineHasATrackForEachQueue) {
   const testing::TempFolder folder;
   StepProfile profile(program);

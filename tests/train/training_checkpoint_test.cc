@@ -3,8 +3,10 @@
 #include "train/training_checkpoint.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/thread_group.h"
 #include "io/convert_dtype.h"
 #include "io/model_config_json.h"
 #include "support/adamw_state.h"
@@ -199,6 +202,40 @@ TEST(RunSaver, KnowsWhyACheckpointWasMade) {
     EXPECT_EQ(saved_steps(spec.folder),
               by_clock ? std::vector<int64_t>{4} : std::vector<int64_t>({3, 4}));
   }
+}
+
+// What the ranks of a save say, of which the disks of some are broken.
+std::vector<std::string> said_of_save(const std::vector<bool>& broken) {
+  const TempFolder folder;
+  const auto ranks = static_cast<int32_t>(broken.size());
+  const ModelConfig config = saved_model();
+  std::vector<std::string> said(broken.size());
+  ThreadGroup group(ranks, std::chrono::seconds(60));
+  run_ranks(group, [&](int rank) {
+    const auto own = static_cast<size_t>(rank);
+    const ModelState state = declare_model_state(
+        config, DType::f64, /*trained=*/true, data_parallel_part(config.num_layers, ranks, rank));
+    const StateStorage storage(state.table);
+    CheckpointOptions options;
+    options.hook = [&](std::string_view operation, const std::string&) {
+      if (broken[own] && operation == "write") throw_failed(fmt::format("disk {} broke", rank));
+    };
+    said[own] = refusal(ExitStatus::failed, [&] {
+      save_training_checkpoint(folder.path(), identity_of(config, DType::f64), kPosition, state,
+                               storage, &group, options);
+    });
+  });
+  EXPECT_TRUE(list_checkpoints(folder.path()).empty());
+  return said;
+}
+
+TEST(TrainingCheckpointOfRanks, NamesTheFirstThatFailed) {
+  const std::vector<std::string> others = said_of_save({false, true, true});
+  expect_part(others[0], "rank 1: ");
+  expect_part(others[0], "disk 1 broke");
+  const std::vector<std::string> all = said_of_save({true, false, true});
+  expect_part(all[0], "disk 0 broke");
+  EXPECT_FALSE(all[0].starts_with("rank ")) << all[0];
 }
 
 TEST(NarrowTrainingCheckpoint, ComesBackBitForBit) {
