@@ -97,6 +97,10 @@ class Evaluation(unittest.TestCase):
         for only_the_likeliest in (["--top-k", 1], ["--top-p", 1e-9]):
             self.assertEqual(self.generate("--temperature", 1, *only_the_likeliest), greedy)
         self.assertEqual(self.generate("--max-new-tokens", 3), greedy[:3])
+        # Whatever is still to come, a token follows from all of the text before it.
+        for tokens in (3, 8, 9):
+            self.assertEqual(self.generate("--temperature", 1, "--max-new-tokens", tokens),
+                             drawn[:tokens])
 
     def test_text_of_one_rank(self):
         # In fp64, and in fp32, in which the order of sums shows: a Hugging Face folder.

@@ -157,6 +157,18 @@ class NeverLose(unittest.TestCase):
         self.assertEqual(process.returncode, 130, errors)
         self.assertEqual(checkpoints(self.save)[-1], f"step_{steps_done(self.save):08d}")
 
+    def test_a_save_by_the_clock_is_not_repeated_at_the_next_step(self):
+        self.save.mkdir()
+        (self.save / "checkpoints").symlink_to("a_disk_that_is_gone")
+        # It is always time, until the save has failed: then not before a minute has gone by.
+        process = self.start("--quiet", "--save-interval-minutes", "1e-9")
+        while steps_done(self.save) < 6:
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        process.kill()
+        errors = process.communicate()[1]
+        self.assertEqual(re.findall(r"step (\d+) was not saved", errors), ["1"], errors)
+
     def test_a_last_save_is_tried_twice_more_before_it_is_a_failure(self):
         mended = self.save.with_name("mended")
         for save in (self.save, mended):

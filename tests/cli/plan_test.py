@@ -137,6 +137,15 @@ class Plan(unittest.TestCase):
         self.assertEqual(pipeline["peak_live"], [2, 1])
         self.assertIn("live at most 1 to 2 micro-batches on a rank (by rank: 2 1)", text)
 
+    def test_live_micro_batches_by_rank_of_up_to_16(self):
+        for ranks in (16, 17):
+            text = re.sub(r"\s+", " ", self.done(
+                "plan", "--ranks", ranks, "--pipeline-model-parallel-size", ranks, "--num-layers",
+                ranks, "--global-batch-size", ranks))
+            self.assertIn(f"live at most 1 to {ranks} micro-batches on a rank", text)
+            by_rank = " ".join(map(str, range(ranks, 0, -1)))
+            self.assertEqual(f"(by rank: {by_rank})" in text, ranks == 16, text)
+
     def test_the_name_of_a_schedule(self):
         for flags, name in {
                 (): "1f1b: 2 ranks, 4 micro-batches",

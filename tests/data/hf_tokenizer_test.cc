@@ -301,6 +301,10 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
        [](json& f) {
          f["added_tokens"].push_back({{"id", 260}, {"content", "<|endoftext|>"}});
        }},
+      {kBroken, "added_tokens[1].content is null, not a string",
+       [](json& f) {
+         f["added_tokens"].push_back({{"id", 260}, {"content", nullptr}});
+       }},
       {kUnsupported, "added_tokens[0].single_word",
        [](json& f) { f["added_tokens"][0]["single_word"] = true; }},
       {kUnsupported, "none of the usual tokens that end a document",
@@ -376,6 +380,20 @@ TEST(HfTokenizer, SequencesWithoutEndAreRefused) {
   json file = small_file();
   file["pre_tokenizer"] = nested;
   EXPECT_TRUE(contains(message_of(ExitStatus::bad_request, [&] { make(file); }), "8 deep"));
+}
+
+TEST(HfTokenizer, SequencesMayBeNested8Deep) {
+  json file = small_file();
+  const auto nest = [&] {
+    file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {file["normalizer"]}}};
+    file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {file["pre_tokenizer"]}}};
+  };
+  file["normalizer"] = {{"type", "NFC"}};
+  for (int i = 0; i < 8; ++i) nest();
+  EXPECT_EQ(encode(*make(file), "abcab"), (Ids{257, 256}));
+  nest();
+  EXPECT_TRUE(
+      contains(message_of(ExitStatus::bad_request, [&] { make(file); }), "more than 8 deep"));
 }
 
 TEST(HfTokenizer, TextThatIsNoJson) {

@@ -90,6 +90,7 @@ TEST(TikTokenizer, WrongFilesAndSizesAreRefused) {
             std::string::npos);
   EXPECT_NE(broken("[1]").find("entry 0: it has no rank"), std::string::npos);
   EXPECT_NE(broken("AA== x").find("entry 0: it has no rank"), std::string::npos);
+  EXPECT_NE(broken("AA== 0x").find("entry 0: it has no rank"), std::string::npos);
   EXPECT_NE(broken("A!== 0").find("not base64"), std::string::npos);
   EXPECT_EQ(refusal("TikTokenizer", kTokenizers + "tiktoken", {}).find("--vocab-size 131072: "), 0U)
       << "as many as Megatron takes are not there";

@@ -52,5 +52,11 @@ TEST(PrintAttributes, GradientsOfParametersSayWhetherTheyAdd) {
   expect_says_whether_it_adds<SliceCut>(kTakeSliceGradient);
 }
 
+TEST(PrintAttributes, SectionsSayOfHowManyCopiesTheyAre) {
+  const SliceCut cut{.sections = {{{8}, {4, 2}, {6, 4}}}, .ranks = 4};
+  EXPECT_EQ(kJoinSlices.print_attributes(Attributes(cut)),
+            "dimension=0 ranks=4 sections=8+4x2+6x4");
+}
+
 }  // namespace
 }  // namespace troupe

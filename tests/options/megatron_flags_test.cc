@@ -510,6 +510,7 @@ TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
   EXPECT_EQ(refusal_of_text("plan --save-interval x"),
             "--save-interval takes a whole number, at least 1, not 'x'.");
   EXPECT_EQ(refusal_of_text("plan --moe-grouped-gemm=3"), "--moe-grouped-gemm takes no value.");
+  EXPECT_EQ(refusal_of_text("plan --moe-grouped-gemm=false"), "--moe-grouped-gemm takes no value.");
   EXPECT_EQ(refusal_of_text("plan --ckpt-format"), "--ckpt-format needs a value.");
   EXPECT_EQ(refusal_of_text("plan --ckpt-format --bf16"),
             "--ckpt-format needs a value, but --bf16 follows (to mean that text: "

@@ -248,6 +248,24 @@ TEST(CollectiveScheduleCheck, NamesSomeOfManyWaitingRanks) {
   EXPECT_LT(message.size(), 4000U);
 }
 
+TEST(CollectiveScheduleCheck, CountsTheMissingRanksThatItDoesNotName) {
+  // All others wait, one for the other, for a message that the first sends later.
+  const auto message_of_ranks = [](int32_t count) {
+    std::vector<ScheduledRank> ranks(static_cast<size_t>(count));
+    ranks[0].sum(RankGroup::world).send(1).finish(1, 0);
+    for (int32_t rank = 1; rank < count; ++rank) {
+      ScheduledRank& each = ranks[static_cast<size_t>(rank)];
+      each.receive(rank - 1);
+      if (rank + 1 < count) each.send(rank + 1).finish(rank + 1, 0);
+      each.sum(RankGroup::world);
+    }
+    return refusal(ranks, pipeline_of(count));
+  };
+  expect_says(message_of_ranks(17), "for rank 1, rank 2, ");
+  expect_says(message_of_ranks(17), ", rank 15, rank 16; rank 1 waits");
+  expect_says(message_of_ranks(20), ", rank 15, rank 16 and 3 more; rank 1 waits");
+}
+
 TEST(CollectiveScheduleCheck, HashTellsMessagesApart) {
   ScheduledRank a;
   ScheduledRank b;

@@ -103,6 +103,7 @@ TEST(PipelinePartition, RefusesTextsThatMeanNothing) {
   expect_refused("Etx|tL", 2, 2, "at character 3: 'x' means nothing here");
   expect_refused("E(tt|tL", 3, 2, "at character 2: this '(' is not closed");
   expect_refused("Et)|tL", 2, 2, "at character 3: ')' closes no '('");
+  expect_refused("Et|tL)", 2, 2, "at character 6: ')' closes no '('");
   expect_refused("Et*|tL", 2, 2, "a number must follow '*'");
   expect_refused("*3", 2, 2, "at character 1: '*' means nothing here");
   expect_refused("Et*99999999999L", 2, 1, "the number is too large");

@@ -381,6 +381,16 @@ TEST(PipelineSchedule, Picture) {
             "rank 1    . F0 B0--- F1 B1---\n");
 }
 
+TEST(PipelineSchedule, PictureIsAsWideAsTheLargestNumber) {
+  const auto picture = [](int32_t micro_batches) {
+    const PipelineTable table = build_pipeline_table(plain(2, micro_batches));
+    return draw(table, simulate(table, {StageCost{}}));
+  };
+  EXPECT_TRUE(picture(10).starts_with("rank 0   F0 F1  .")) << picture(10);
+  EXPECT_TRUE(picture(11).starts_with("rank 0   F0- F1-   .")) << picture(11);
+  EXPECT_TRUE(picture(100).starts_with("rank 0   F0- F1-   .")) << picture(100);
+}
+
 void expect_refused(const PipelineShape& shape, const std::string& phrase) {
   const std::optional<Refusal> refusal = check_shape(shape);
   ASSERT_TRUE(refusal.has_value()) << describe(shape) << " was accepted";

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "base/machine.h"
 #include "options/cluster_options.h"
 #include "train/train_test_support.h"
 
@@ -84,6 +85,8 @@ TEST(Calibration, MeasuresEveryFigure) {
   const GpuModel& hardware = calibration.hardware;
   EXPECT_EQ(hardware.traits.compute_capability, kNoGpu);
   EXPECT_EQ(hardware.traits.multiprocessors, 2);
+  // All that is free; what others take at the same time is less than three quarters of it.
+  EXPECT_GE(hardware.memory_bytes, std::max(uint64_t{1} << 30, available_memory_bytes() / 4));
   for (const double figure :
        {hardware.bf16_flops, hardware.f32_flops, hardware.f64_flops, hardware.memory_bandwidth,
         hardware.host_bandwidth, hardware.nvlink_bandwidth}) {

@@ -72,6 +72,18 @@ TEST_F(ExpertRoomChoice, IsMadeWhereOptionsLeaveItOpen) {
   EXPECT_FALSE(asked.moe_expert_rank_capacity_factor);
 }
 
+TEST_F(ExpertRoomChoice, ByALoadLeavesWhatWasAsked) {
+  const auto room = [&](const Options& options) {
+    return with_least_expert_room(options, config_, ExpertLoad()).moe_expert_rank_capacity_factor;
+  };
+  EXPECT_EQ(room(options_), 1.25) << "of an even load";
+  for (const double asked : {0.0, 3.0}) {
+    Options options = options_;
+    options.moe_expert_rank_capacity_factor = asked;
+    EXPECT_EQ(room(options), asked);
+  }
+}
+
 TEST_F(ExpertRoomChoice, GoesByTheGpusThatAreNamed) {
   options_.gpus = "8xh100";
   const uint64_t of_h100 = usable_bytes_of_gpu(options_);

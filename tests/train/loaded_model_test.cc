@@ -119,6 +119,11 @@ TEST_F(EvaluationAsSaved, TakesWhatWasNotAsked) {
   EXPECT_EQ(result.split, "1,1,0");
 }
 
+TEST_F(EvaluationAsSaved, TakesTheLargestBatchOfARamp) {
+  saved.rampup_batch_size = "6 6 60";
+  EXPECT_EQ(evaluation_samples(model, options_of(asked)), 7 * 12);
+}
+
 TEST_F(EvaluationAsSaved, OfAFolderIsAsAsked) {
   model.from_checkpoint = false;
   model.config.max_position_embeddings = 40;

@@ -934,6 +934,16 @@ TEST(TrainingStep, EvaluationSeesTheSameLoss) {
   EXPECT_DOUBLE_EQ(*interpreter.view(evaluation.loss).as<double>(), run.loss());
 }
 
+TEST(TrainingStep, StartsFromTheInitialValues) {
+  const StepRun run(trained_model(), {.dtype = DType::f64, .seed = 5});
+  for (const Parameter& parameter : run.state.parameters) {
+    const std::vector<double> weights = elements(run.storage.view(parameter.value));
+    std::vector<double> expected(weights.size());
+    fill_initial_values(parameter, 5, 0, static_cast<int64_t>(weights.size()), expected.data());
+    EXPECT_EQ(weights, expected) << run.name(parameter);
+  }
+}
+
 // AdamW's first update moves every weight by the learning rate against the sign of its gradient
 // (m / sqrt(v) = 1), after the decay, which norms are spared.
 TEST(TrainingStep, UpdatesEveryWeight) {
