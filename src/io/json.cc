@@ -88,4 +88,10 @@ int64_t integer_field(const nlohmann::json& object, const char* name, int64_t mi
   return found->get<int64_t>();
 }
 
+std::string reason_of(const std::exception& error) {
+  const std::string_view text = error.what();
+  const size_t bracket = text.starts_with('[') ? text.find("] ") : std::string_view::npos;
+  return printable(bracket == std::string_view::npos ? text : text.substr(bracket + 2));
+}
+
 }  // namespace troupe

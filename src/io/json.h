@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -20,5 +21,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& path, int ma
 // conversions cut numbers that do not fit.)
 int64_t integer_field(const nlohmann::json& object, const char* name, int64_t min, int64_t max,
                       const std::string& where);
+
+// What a json::exception says, for a person: without the library's name and number before it, and
+// printable.
+std::string reason_of(const std::exception& error);
 
 }  // namespace troupe

@@ -206,7 +206,7 @@ Schedules parse_schedules(const std::string& text, const std::string& path) {
                               .end = decay.at("end").get<double>(),
                               .samples = integer_field(decay, "samples", 1, kMostSamples, path)};
   } catch (const nlohmann::json::exception& error) {
-    throw_failed(fmt::format("{}: the schedules cannot be read ({}).", path, error.what()));
+    throw_failed(fmt::format("{}: the schedules cannot be read ({}).", path, reason_of(error)));
   }
   return schedules;
 }

@@ -306,7 +306,9 @@ nlohmann::ordered_json measured_json(const Program& program, const std::string& 
       return bench_json(program, document, path);
     }
   } catch (const json::exception& error) {
-    throw_bad_request(fmt::format("--measured {}: {}", path, printable(error.what())));
+    throw_bad_request(
+        fmt::format("--measured {}: this is not as bench --json or --profile write it: {}.", path,
+                    reason_of(error)));
   }
   throw_bad_request(fmt::format(
       "--measured {}: this is neither what bench --json printed nor a timeline of --profile.",

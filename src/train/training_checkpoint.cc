@@ -545,7 +545,7 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
-                             error.what()));
+                             reason_of(error)));
   }
   return run;
 }

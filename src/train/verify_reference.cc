@@ -84,7 +84,7 @@ void read_reference_json(const std::string& path, Reference& reference) {
     reference.clip = adamw.at("clip").get<double>();
     reference.trajectory = adamw.at("losses").get<std::vector<double>>();
   } catch (const nlohmann::json::exception& error) {
-    throw_failed(fmt::format("{}: {}.", path, error.what()));
+    throw_failed(fmt::format("{}: {}.", path, reason_of(error)));
   }
 }
 

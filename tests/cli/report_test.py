@@ -330,8 +330,13 @@ class Report(unittest.TestCase):
                     event.pop("dur")
             longer.write_text(json.dumps(trace))
             self.assert_refused(["inspect", *flags, "--html", path, "--measured", longer], phrase)
-        (HERE.folder / "list.json").write_text("[1]")
-        self.assert_refused([*other, HERE.folder / "list.json"], "neither")
+        odd = HERE.folder / "odd.json"
+        for text, phrase in (("[1]", "neither"),
+                             ('{"traceEvents": [{"ph": 5}]}',
+                              f"--measured {odd}: this is not as bench --json or --profile write it: "
+                              "type must be string, but is number.")):
+            odd.write_text(text)
+            self.assert_refused([*other, odd], phrase)
 
 
 if __name__ == "__main__":
