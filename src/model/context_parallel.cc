@@ -94,7 +94,7 @@ ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
 
 ValueId count_valid_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
   const RankGroup group = part.sequence_parallel() ? RankGroup::tp_cp : RankGroup::cp;
-  if (part.layout().members(group, part.rank).size() == 1) {
+  if (part.layout().place_in(group, part.rank).ranks == 1) {
     return token_count(builder, mask, "valid_tokens");
   }
   const ValueId own = token_count(builder, mask, "valid_tokens_here");

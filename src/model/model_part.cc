@@ -1,6 +1,5 @@
 #include "model/model_part.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace troupe {
@@ -17,18 +16,16 @@ StagedGroups ModelPart::staged_groups() const {
   StagedGroups staged{};
   for (size_t i = 0; i < kRankGroupCount; ++i) {
     if (!run->is_staged[i]) continue;
-    const size_t ranks = layout().members(static_cast<RankGroup>(i), rank).size();
-    if (ranks > 1) staged[i] = static_cast<int32_t>(ranks);
+    const int32_t ranks = layout().place_in(static_cast<RankGroup>(i), rank).ranks;
+    if (ranks > 1) staged[i] = ranks;
   }
   return staged;
 }
 
 Shard ModelPart::shard(GradientClass gradient) const {
   if (run->sharding == StateSharding::none) return {};
-  const std::vector<int32_t> ranks = layout().members(shard_groups(gradient).within, rank);
-  return {
-      .place = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()),
-      .count = static_cast<int32_t>(ranks.size())};
+  const GroupPlace own = layout().place_in(shard_groups(gradient).within, rank);
+  return {.place = own.place, .count = own.ranks};
 }
 
 }  // namespace troupe

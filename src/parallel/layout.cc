@@ -283,15 +283,19 @@ std::vector<int32_t> Layout::neighbours(const Mesh& mesh, AxisMask mask, int32_t
   return ranks;
 }
 
-int32_t Layout::instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const {
-  int32_t place = 0;
-  int32_t count = 1;
+GroupPlace Layout::place_along(const Mesh& mesh, AxisMask mask, int32_t rank) const {
+  GroupPlace all{.place = 0, .ranks = 1};
   for (const Axis axis : order_) {
     if ((mask & Axes::bit(axis)) == 0) continue;
-    place += mesh.at(rank, axis) * count;
-    count *= mesh.sizes[axis];
+    all.place += mesh.at(rank, axis) * all.ranks;
+    all.ranks *= mesh.sizes[axis];
   }
-  return place / (count / options_.optimizer_instances);
+  return all;
+}
+
+int32_t Layout::instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const {
+  const GroupPlace all = place_along(mesh, mask, rank);
+  return all.place / (all.ranks / options_.optimizer_instances);
 }
 
 std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
@@ -342,6 +346,31 @@ std::vector<int32_t> Layout::members(RankGroup kind, int32_t rank) const {
     std::erase_if(ranks, [&](int32_t other) { return !holds(other); });
   }
   return ranks;
+}
+
+GroupPlace Layout::place_in(RankGroup kind, int32_t rank) const {
+  const Axes axes = Axes::of(kind);
+  const GroupPlace all = place_along(axes.expert ? expert_ : dense_, axes.mask, rank);
+  const int32_t instances = options_.optimizer_instances;
+  const int32_t block = all.ranks / instances;
+  switch (kind) {
+    case RankGroup::dp_cp_within_instance:
+    case RankGroup::edp_within_instance:
+      return {.place = all.place % block, .ranks = block};
+    case RankGroup::dp_cp_across_instances:
+    case RankGroup::edp_across_instances:
+      return {.place = all.place / block, .ranks = instances};
+    case RankGroup::kv_replicas:
+    case RankGroup::optimizer_instance:
+    case RankGroup::embedding: {
+      const std::vector<int32_t> ranks = members(kind, rank);
+      const auto found = std::find(ranks.begin(), ranks.end(), rank);
+      return {.place = static_cast<int32_t>(found - ranks.begin()),
+              .ranks = static_cast<int32_t>(ranks.size())};
+    }
+    default:
+      return all;
+  }
 }
 
 std::vector<std::vector<int32_t>> Layout::groups(RankGroup kind) const {

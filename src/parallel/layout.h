@@ -81,6 +81,12 @@ struct GradientReduction {
   std::optional<RankGroup> copies;
 };
 
+// A rank's place in a group, counted from 0, and the group's size.
+struct GroupPlace {
+  int32_t place = 0;
+  int32_t ranks = 0;
+};
+
 class Layout {
  public:
   // Of options that try_layout() does not refuse.
@@ -104,6 +110,8 @@ class Layout {
   // The group of that kind to which `rank` belongs, in ascending order. Empty when it belongs to
   // none, which only happens for `embedding`.
   std::vector<int32_t> members(RankGroup kind, int32_t rank) const;
+  // The same group's size and the rank's place in it, where plans ask for every rank.
+  GroupPlace place_in(RankGroup kind, int32_t rank) const;
   // All groups of that kind, by their first member.
   std::vector<std::vector<int32_t>> groups(RankGroup kind) const;
   // Is it true of one of them? Looks at no more than it takes.
@@ -136,6 +144,7 @@ class Layout {
   std::vector<int32_t> neighbours(const Mesh& mesh, AxisMask mask, int32_t rank) const;
   std::vector<int32_t> instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
                                      bool within) const;
+  GroupPlace place_along(const Mesh& mesh, AxisMask mask, int32_t rank) const;
   int32_t instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const;
 
   LayoutOptions options_;

@@ -35,7 +35,7 @@ bool leads(const Parameter& parameter, const ModelPart& part) {
   const RankGroup replicas = part.run->sharding == StateSharding::none
                                  ? part.layout().reduction_of(gradient).replicas
                                  : part.shard_groups(gradient).across;
-  if (part.layout().members(replicas, part.rank).front() != part.rank) return false;
+  if (part.layout().place_in(replicas, part.rank).place != 0) return false;
   switch (gradient) {
     case GradientClass::replicated:
     case GradientClass::head_norm:
@@ -146,7 +146,7 @@ class GradientSums {
   };
 
   bool is_alone(RankGroup group) const {
-    return part_.layout().members(group, part_.rank).size() == 1;
+    return part_.layout().place_in(group, part_.rank).ranks == 1;
   }
 
   Builder& builder_;
@@ -163,7 +163,7 @@ GradientDuty duty_for(const Parameter& parameter, const ModelPart& part, const I
   GradientDuty duty{.counts = leads(parameter, part),
                     .first_shared_row = first_shared_row(parameter, held)};
   if (!duty.first_shared_row) return duty;
-  duty.leads_shared = part.layout().members(RankGroup::kv_replicas, part.rank).front() == part.rank;
+  duty.leads_shared = part.layout().place_in(RankGroup::kv_replicas, part.rank).place == 0;
   if (!duty.leads_shared && *duty.first_shared_row == 0) duty.counts = false;
   return duty;
 }

@@ -16,7 +16,7 @@ std::vector<GroupTraffic> link_traffic(const Program& program, const Layout& lay
   std::array<GroupTraffic, kRankGroupCount> groups;
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].group = static_cast<RankGroup>(i);
-    groups[i].ranks = static_cast<int32_t>(layout.members(groups[i].group, rank).size());
+    groups[i].ranks = layout.place_in(groups[i].group, rank).ranks;
   }
   const Program expected = program.with_expected_rows();
   for (int32_t index = 0; index < expected.op_count(); ++index) {

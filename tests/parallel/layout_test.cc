@@ -142,6 +142,9 @@ void expect_like_enumeration(const LayoutOptions& o) {
       for (const int32_t rank : group) {
         ++seen[static_cast<size_t>(rank)];
         EXPECT_EQ(layout.members(kind, rank), group) << name_of(kind) << ", rank " << rank;
+        const GroupPlace own = layout.place_in(kind, rank);
+        EXPECT_EQ(own.ranks, std::ssize(group)) << name_of(kind);
+        EXPECT_EQ(group[static_cast<size_t>(own.place)], rank) << name_of(kind);
       }
     }
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), o.world_size)
@@ -277,6 +280,16 @@ TEST(Layout, OptimizerInstancesAreContiguousBlocks) {
   EXPECT_EQ(layout.members(RankGroup::edp_across_instances, 5), (Ranks{5, 13}));
   EXPECT_EQ(layout.groups(RankGroup::optimizer_instance),
             (Groups{{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}}));
+  for (int i = 0; i < kRankGroupCount; ++i) {
+    const auto kind = static_cast<RankGroup>(i);
+    for (int32_t rank = 0; rank < o.world_size; ++rank) {
+      const Ranks group = layout.members(kind, rank);
+      const GroupPlace own = layout.place_in(kind, rank);
+      ASSERT_EQ(own.ranks, std::ssize(group)) << name_of(kind);
+      if (group.empty()) continue;
+      EXPECT_EQ(group[static_cast<size_t>(own.place)], rank) << name_of(kind);
+    }
+  }
 }
 
 // Draws whole numbers below a bound, the same ones in every run.
