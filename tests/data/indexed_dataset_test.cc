@@ -406,6 +406,17 @@ TEST(IndexedDatasetWriter, LeftoversOfAKilledRunAreReplaced) {
   EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), (std::vector<int32_t>{1, 2}));
 }
 
+// As a pipe, which cannot be cut to no bytes.
+TEST(IndexedDatasetWriter, WhatCannotBeEmptiedIsNamedAndTakenAway) {
+  const TempFolder dir;
+  ASSERT_EQ(::mkfifo((dir / "set.bin.partial").c_str(), 0600), 0);
+  const std::string message = message_of(ExitStatus::failed, [&] {
+    const IndexedDatasetWriter writer(dir / "set", TokenType::u16, false);
+  });
+  EXPECT_TRUE(contains(message, "set.bin.partial")) << message;
+  EXPECT_EQ(dir.files().size(), 0U);
+}
+
 TEST(IndexedDatasetWriter, ReplacesOnlyWhenAsked) {
   const TempFolder dir;
   write_dataset(dir / "set", {{1, 2}});

@@ -157,9 +157,11 @@ TEST(Gpt2BpeTokenizer, TwoFilesMeanTheSameAsTheTokenizerJson) {
   const auto expected =
       make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", kTokenizers + "gpt2"));
   const auto in_folder = make_tokenizer(read_tokenizer_model("GPT2BPETokenizer", folder.path()));
-  const auto named = make_tokenizer(read_tokenizer_model(
+  const TokenizerModel of_files = read_tokenizer_model(
       "GPT2BPETokenizer", "",
-      {.vocab_file = folder / "vocab.json", .merge_file = folder / "merges.txt"}));
+      {.vocab_file = folder / "vocab.json", .merge_file = folder / "merges.txt"});
+  EXPECT_EQ(of_files.path, folder / "vocab.json") << "beside it lie the other files of a tokenizer";
+  const auto named = make_tokenizer(of_files);
   const std::string text = get_file(kTokenizers + "seed.bin").substr(0, 20'000);
   EXPECT_EQ(in_folder->eod(), expected->eod());
   EXPECT_EQ(ids_of(*in_folder, text), ids_of(*expected, text));

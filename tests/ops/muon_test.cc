@@ -160,7 +160,8 @@ constexpr NewtonSchulzAttributes kBrainFloat{.arithmetic = NewtonSchulzArithmeti
 
 TEST(NewtonSchulz, IsItsFormula) {
   for (const auto& [rows, columns] :
-       {std::pair(7, 19), std::pair(40, 12), std::pair(16, 16), std::pair(1, 9), std::pair(9, 1)}) {
+       {std::pair(7, 19), std::pair(40, 12), std::pair(16, 16), std::pair(1, 9), std::pair(9, 1),
+        std::pair(5, 530)}) {  // the last one's products are computed in two tiles
     SCOPED_TRACE(::testing::Message() << rows << " x " << columns);
     const PlainMatrix x = random_matrix(rows, columns, 1);
     expect_numbers_near(orthogonalised(x), plain_newton_schulz(x, false, 5).values, 1e-12);

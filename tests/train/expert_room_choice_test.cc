@@ -50,6 +50,23 @@ TEST_F(ExpertRoomChoice, CountsEvaluationBesideTheStep) {
   EXPECT_LT(chosen(usable), 3);
 }
 
+TEST_F(ExpertRoomChoice, EvaluationTakesLessWithLessRoom) {
+  const auto evaluation_bytes = [&](double room) {
+    const uint64_t step = bytes(room);
+    uint64_t lacks = step;
+    uint64_t fits = 2 * step;
+    while (fits - lacks > step / 1024) {
+      const uint64_t middle = lacks + (fits - lacks) / 2;
+      const double chosen_room = chosen(middle);
+      (chosen_room == 0 || chosen_room >= room ? fits : lacks) = middle;  // 0: room for all
+    }
+    return fits - step;
+  };
+  options_.eval_iters = 1;
+  EXPECT_LT(1.2 * static_cast<double>(evaluation_bytes(1.5)),
+            static_cast<double>(evaluation_bytes(3)));
+}
+
 TEST_F(ExpertRoomChoice, RanksShareTheGpu) {
   options_.ranks_per_gpu = 2;
   EXPECT_EQ(chosen(2 * bytes(3)), 3);
