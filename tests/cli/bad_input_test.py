@@ -484,6 +484,21 @@ class BadInput(unittest.TestCase):
         shard = pathlib.Path("checkpoints", "step_00000003", "shard_00000_00000.safetensors")
         self.assertEqual((copy / shard).read_bytes(), (HERE.folder / "run" / shard).read_bytes())
 
+    def test_large_data_that_changed_are_refused_when_they_have_been_read(self):
+        """More than is read whole before the first step, with one other byte among those that are
+        not sampled."""
+        tokens = (256 << 20) + 4096
+        data, save = self.folder / "large", self.folder / "run_of_large"
+        data.with_suffix(".idx").write_bytes(index_of([tokens], code=1, element=1))
+        with open(data.with_suffix(".bin"), "wb") as file:
+            file.truncate(tokens)
+        flags = ("--save", save, "--load", save, "--override-opt_param-scheduler")
+        self.assertEqual(run(*train(*flags, data=data)).returncode, 0)
+        with open(data.with_suffix(".bin"), "r+b") as file:
+            file.seek(tokens // 2 + 12345)
+            file.write(b"\1")
+        self.refused(2, ["other contents"], *train(*flags, data=data, iters=6))
+
     def test_other_runs(self):
         run_folder = HERE.folder / "run"
         for flags, phrase in ((["--num-experts", 8], "another model"), (["--seed", 7], "--seed"),

@@ -343,6 +343,24 @@ TEST(HfConfig, ADenseModelHasAnArchitectureWhateverIsSetForExperts) {
   EXPECT_EQ(fitting_hf_architecture(config), "LlamaForCausalLM");
 }
 
+// What has no effect on the weights, or on what a trained model computes, is no reason either.
+TEST(HfConfig, WhatTrainingAloneUsesHasNoArchitecture) {
+  ModelConfig config = parse(mixtral());
+  config.hidden_dropout = config.attention_dropout = 0.1;
+  config.moe_seq_aux_loss_coeff = config.moe_global_aux_loss_coeff = config.moe_z_loss_coeff = 0.5;
+  config.moe_input_jitter_eps = 0.01;
+  config.moe_router_force_load_balancing = true;
+  config.moe_router_fp64 = true;
+  config.moe_expert_capacity_factor = 1.25;
+  config.moe_token_drop_policy = DropPolicy::position;
+  config.moe_pad_expert_input_to_capacity = true;
+  config.moe_expert_row_multiple = 16;
+  config.embedding_init_method_std = 0.5;
+  config.init_method_xavier_uniform = true;
+  config.mtp_loss_scaling_factor = 0.2;
+  EXPECT_EQ(fitting_hf_architecture(config), "MixtralForCausalLM");
+}
+
 // Whatever no architecture has is named, and no file is begun.
 TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
   const auto expect_named = [](const char* field, const auto& change) {
