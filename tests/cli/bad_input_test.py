@@ -66,6 +66,14 @@ def index_of(lengths, code=4, element=4):
             struct.pack(f"<{len(lengths) + 1}q", *range(len(lengths) + 1)))
 
 
+def knows_all_data(index):
+    """Does a checkpoint have the hash of all of its data, not of samples alone?"""
+    try:
+        return "xxh3" in json.loads(index.read_text())["training"]["data_hashes"][0]
+    except FileNotFoundError:  # it has been replaced
+        return False
+
+
 def train(*flags, model=None, data=None, iters=3):
     return ["train", "--quiet", "--model", model or HERE.folder / "config.json", "--data-path",
             data or HERE.folder / "corpus", "--train-iters", iters, "--lr", "1e-3",
@@ -486,18 +494,31 @@ class BadInput(unittest.TestCase):
 
     def test_large_data_that_changed_are_refused_when_they_have_been_read(self):
         """More than is read whole before the first step, with one other byte among those that are
-        not sampled."""
+        not sampled: runs go on until all has been read."""
         tokens = (256 << 20) + 4096
         data, save = self.folder / "large", self.folder / "run_of_large"
         data.with_suffix(".idx").write_bytes(index_of([tokens], code=1, element=1))
         with open(data.with_suffix(".bin"), "wb") as file:
             file.truncate(tokens)
-        flags = ("--save", save, "--load", save, "--override-opt_param-scheduler")
-        self.assertEqual(run(*train(*flags, data=data)).returncode, 0)
+        arguments = train("--save", save, "--load", save, "--save-interval", 20, data=data,
+                          iters=1_000_000)
+        process = subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not any(map(knows_all_data, save.glob("checkpoints/step_*/index.json"))):
+                self.assertIsNone(process.poll(), "the run ended by itself")
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            errors = process.communicate(timeout=TIMEOUT_S)[1]
+        finally:
+            process.kill()
+        self.assertEqual(process.returncode, 130, errors)
         with open(data.with_suffix(".bin"), "r+b") as file:
             file.seek(tokens // 2 + 12345)
             file.write(b"\1")
-        self.refused(2, ["other contents"], *train(*flags, data=data, iters=6))
+        self.refused(2, ["other contents"], *arguments)
 
     def test_other_runs(self):
         run_folder = HERE.folder / "run"

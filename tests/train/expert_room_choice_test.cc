@@ -55,7 +55,7 @@ TEST_F(ExpertRoomChoice, EvaluationTakesLessWithLessRoom) {
     const uint64_t step = bytes(room);
     uint64_t lacks = step;
     uint64_t fits = 2 * step;
-    while (fits - lacks > step / 1024) {
+    while (fits - lacks > step / 4096) {
       const uint64_t middle = lacks + (fits - lacks) / 2;
       const double chosen_room = chosen(middle);
       (chosen_room == 0 || chosen_room >= room ? fits : lacks) = middle;  // 0: room for all
@@ -63,7 +63,7 @@ TEST_F(ExpertRoomChoice, EvaluationTakesLessWithLessRoom) {
     return fits - step;
   };
   options_.eval_iters = 1;
-  EXPECT_LT(1.2 * static_cast<double>(evaluation_bytes(1.5)),
+  EXPECT_LT(1.05 * static_cast<double>(evaluation_bytes(1.5)),
             static_cast<double>(evaluation_bytes(3)));
 }
 
