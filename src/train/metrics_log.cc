@@ -88,7 +88,7 @@ std::vector<RouterMetrics::Loss> StepMetrics::losses() const {
 std::vector<std::pair<std::string, double>> StepMetrics::code_shares() const {
   std::vector<std::pair<std::string, double>> largest;
   for (size_t i = 0; i < kOperandNames.size(); ++i) {
-    std::optional<CodeShares::Operand> worst;
+    std::optional<CodeShare> worst;
     for (const CodeShares& map : codes) {
       if (!map.operands[i]) continue;
       if (!worst) worst.emplace();

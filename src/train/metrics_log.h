@@ -43,18 +43,19 @@ struct RouterMetrics {
   double dropped() const;
 };
 
-// Of a linear map's operands in 8 bits, by operand (kOperandNames): which share of the codes is the
-// format's largest number, and which is 0. Nothing of operands that keep their precision, or had no
-// elements.
+// Which share of an operand's codes in 8 bits is the format's largest number, and which is 0.
+struct CodeShare {
+  double saturated = 0;
+  double zero = 0;
+};
+
+// Of a linear map's operands, by operand (kOperandNames). Nothing of those that keep their
+// precision, or had no elements.
 inline constexpr std::array<std::string_view, 3> kOperandNames = {"input", "weight", "gradient"};
 struct CodeShares {
-  struct Operand {
-    double saturated = 0;
-    double zero = 0;
-  };
   int32_t layer = 0;
   std::string map = {};  // the parameter's name within the layer
-  std::array<std::optional<Operand>, kOperandNames.size()> operands = {};
+  std::array<std::optional<CodeShare>, kOperandNames.size()> operands = {};
 };
 
 struct StepMetrics {
