@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "ops/exchange/coded_rows/coded_rows.h"
 #include "options/refuse_without.h"
+#include "program/shard.h"
 
 namespace troupe {
 namespace {
@@ -42,13 +43,8 @@ constexpr std::string_view kAuto = "auto";
 
 using KeptProducts = decltype(PrecisionOptions::kept);
 
-// The layers that an entry of --fp8-modules names: all, or those after a colon.
-struct LayerRange {
-  int32_t first = 0;
-  int32_t end = 0;
-};
-
-LayerRange layers_of(std::string_view entry, std::string_view text, int32_t layers) {
+// The layers that an entry of --fp8-modules names after its colon, which are `text`.
+IndexRange layers_of(std::string_view entry, std::string_view text, int32_t layers) {
   const auto refuse = [&] {
     throw_bad_request(fmt::format(
         "--fp8-modules '{}': the layers are 0 to {}; give one, or FIRST-LAST as in experts:2-5, or "
@@ -64,26 +60,26 @@ LayerRange layers_of(std::string_view entry, std::string_view text, int32_t laye
   };
   const size_t dash = text.find('-');
   const int32_t first = number(text.substr(0, dash));
-  if (dash == std::string_view::npos) return {.first = first, .end = first + 1};
+  if (dash == std::string_view::npos) return {.begin = first, .end = first + 1};
   const std::string_view rest = text.substr(dash + 1);
   const int32_t end = rest.empty() ? layers : number(rest) + 1;
   if (end <= first) refuse();
-  return {.first = first, .end = end};
+  return {.begin = first, .end = end};
 }
 
 // Takes out of `kept` what an entry of --fp8-modules has in 8 bits.
 void lower_products_of(std::string_view entry, KeptProducts& kept) {
   const size_t colon = entry.find(':');
   const std::string_view name = entry.substr(0, colon);
-  LayerRange range{.end = static_cast<int32_t>(kept.size())};
-  if (colon != std::string_view::npos) {
-    range = layers_of(entry, entry.substr(colon + 1), range.end);
-  }
+  const auto layers = static_cast<int32_t>(kept.size());
+  const IndexRange named = colon == std::string_view::npos
+                               ? IndexRange{.begin = 0, .end = layers}
+                               : layers_of(entry, entry.substr(colon + 1), layers);
   bool is_known = false;
   for (const ProductGroup group : kProductGroups) {
     if (name != kAll && name != name_of(group)) continue;
     is_known = true;
-    for (int32_t layer = range.first; layer < range.end; ++layer) {
+    for (int64_t layer = named.begin; layer < named.end; ++layer) {
       kept[static_cast<size_t>(layer)][static_cast<size_t>(group)] = false;
     }
   }
@@ -97,11 +93,11 @@ void lower_products_of(std::string_view entry, KeptProducts& kept) {
 
 // `layers`: of the model, those of multi-token prediction included.
 KeptProducts kept_products_of(const std::vector<std::string>& entries, int32_t layers) {
-  const bool are_some = !leaves_fp8_modules_open(entries);
+  const bool is_open = leaves_fp8_modules_open(entries);
   std::array<bool, kProductGroupCount> all{};
-  for (const ProductGroup group : kProductGroups) all[static_cast<size_t>(group)] = are_some;
+  for (const ProductGroup group : kProductGroups) all[static_cast<size_t>(group)] = !is_open;
   KeptProducts kept(static_cast<size_t>(layers), all);
-  if (!are_some || (entries.size() == 1 && entries[0] == kNone)) return kept;
+  if (is_open || (entries.size() == 1 && entries[0] == kNone)) return kept;
   for (const std::string& entry : entries) lower_products_of(entry, kept);
   return kept;
 }

@@ -305,7 +305,7 @@ std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int3
   std::vector<int32_t> all = neighbours(mesh, mask, rank);
   if (options_.optimizer_instances == 1) return all;
   const size_t block = all.size() / static_cast<size_t>(options_.optimizer_instances);
-  const auto place = static_cast<size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
+  const auto place = static_cast<size_t>(place_along(mesh, mask, rank).place);
   std::vector<int32_t> part;
   for (size_t i = 0; i < all.size(); ++i) {
     if (within ? i / block == place / block : i % block == place % block) part.push_back(all[i]);
