@@ -277,6 +277,22 @@ TEST_F(SamplerTest, ThePartialSampleIsPaddedWithoutLoss) {
   EXPECT_EQ(labels.size(), 6U) << "every token but the first is a label once";
 }
 
+// What a buffer held before is no end of a document.
+TEST_F(SamplerTest, ThePaddingOfAPartialSampleStartsNoDocument) {
+  write({{1, kEod, 3}});
+  SampleOptions wanted = options(6, 1);
+  wanted.eod = kEod;
+  wanted.keep_partial = true;
+  wanted.reset_attention_mask = true;
+  const SampleSource samples = source(wanted);
+  ASSERT_EQ(samples.num_samples(), 1);
+  std::vector<int32_t> tokens(6, kEod), labels(6), starts(6);
+  std::vector<float> mask(6);
+  samples.get(0, tokens, labels, mask, {}, starts);
+  EXPECT_EQ(tokens, (std::vector<int32_t>{1, kEod, 3, 0, 0, 0}));
+  EXPECT_EQ(starts, (std::vector<int32_t>{0, 0, 2, 2, 2, 2}));
+}
+
 TEST_F(SamplerTest, AFewTokensMakeManySamplesButNotOneEpoch) {
   write({{1, 2}, {}, {3, 4, 5}});
   EXPECT_EQ(source(options(4, 1)).num_samples(), 1);

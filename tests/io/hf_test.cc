@@ -1140,6 +1140,16 @@ TEST(HfMtp, ARepeatedLayerIsOne) {
   }
 }
 
+// Few, but not none.
+TEST(HfConfig, AModelOfOneExpertHasAForm) {
+  ModelConfig config = read_hf_config(fixture("mixtral") + "/config.json");
+  config.num_experts = 1;
+  config.moe_router_topk = 1;
+  EXPECT_EQ(why_no_hf_form(config), "");
+  config.hf_architecture = "LlamaForCausalLM";
+  expect_phrase(why_no_hf_form(config), "num_experts = 1");
+}
+
 // A family that has none cannot say that a model does.
 TEST(HfMtp, OnlySomeFamiliesHaveThem) {
   ModelConfig config = read_hf_config(fixture("qwen3_moe") + "/config.json");

@@ -267,6 +267,21 @@ TEST_F(ModelOptions, BiasesHaveOneFlag) {
   EXPECT_EQ(refused_model(), "--add-bias-linear and --disable-bias-linear contradict each other.");
 }
 
+TEST_F(ModelOptions, SizesOfLatentAttentionNeedLatentAttention) {
+  const std::pair<const char*, std::optional<int32_t> Options::*> sizes[] = {
+      {"--q-lora-rank", &Options::q_lora_rank},
+      {"--kv-lora-rank", &Options::kv_lora_rank},
+      {"--qk-head-dim", &Options::qk_head_dim},
+      {"--qk-pos-emb-head-dim", &Options::qk_pos_emb_head_dim},
+      {"--v-head-dim", &Options::v_head_dim}};
+  for (const auto& [flag, size] : sizes) {
+    options.*size = 8;
+    expect_part(refused_model(), flag);
+    expect_part(refused_model(), "--multi-latent-attention");
+    (options.*size).reset();
+  }
+}
+
 TEST_F(ModelOptions, APaddingMaskNeedsRouters) {
   options.moe_router_ignore_padding = true;
   EXPECT_NO_THROW(load_model_config(options));

@@ -175,6 +175,15 @@ TEST(StepTime, CollectivesThatSpanThePipelineBeginTogether) {
   EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::etp_ep), 1);
 }
 
+// Of the ranks of one place, that which computes longest; how long it exchanges does not count.
+TEST(StepTime, ThePlaceIsThatOfItsSlowestRank) {
+  const TimedProgram computes = {.place = 0, .operations = {compute(2)}, .events = {}};
+  const TimedProgram exchanges = {
+      .place = 0, .operations = {compute(1), exchange(5)}, .events = {{0, 1}}};
+  const std::vector<const TimedProgram*> programs = {&exchanges, &computes, &exchanges};
+  EXPECT_DOUBLE_EQ(simulate_slowest(programs, /*places=*/1, /*launch_seconds=*/0).seconds, 2);
+}
+
 TEST(StepTime, OfARankAloneHasNoWaits) {
   TimedOperation sum = exchange(1);
   sum.spans_pipeline = true;
