@@ -88,8 +88,9 @@ class ThreadGroup::Room {
   };
 
   Mailbox& mailbox(size_t from, size_t to) { return mailboxes_[from * ranks_.size() + to]; }
-  // Waits until all ranks are here, or throws.
-  void pass_barrier(std::unique_lock<std::mutex>& lock, size_t place, Barrier barrier);
+  // Waits until all ranks are here, or throws. Gives up the lock first, then wakes the others, which
+  // would otherwise wake to wait for it.
+  void pass_barrier(std::unique_lock<std::mutex> lock, size_t place, Barrier barrier);
   // Waits within the limit for one other rank, until `done`, or throws.
   template <class Done>
   void wait_for(std::unique_lock<std::mutex>& lock, size_t place, size_t other,
@@ -291,7 +292,7 @@ Communicator& ThreadGroup::Room::member(int rank) {
   return *members_[place_of(rank)];
 }
 
-void ThreadGroup::Room::pass_barrier(std::unique_lock<std::mutex>& lock, size_t place,
+void ThreadGroup::Room::pass_barrier(std::unique_lock<std::mutex> lock, size_t place,
                                      Barrier barrier) {
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   Slot& slot = slots_[place];
@@ -304,6 +305,7 @@ void ThreadGroup::Room::pass_barrier(std::unique_lock<std::mutex>& lock, size_t 
     arrived_ = 0;
     ++round_;
     for (Slot& each : slots_) each.waits = false;
+    lock.unlock();
     changed_.notify_all();
     return;
   }
@@ -326,11 +328,11 @@ std::vector<uint64_t> ThreadGroup::Room::exchange(size_t place, uint64_t value) 
   slot.call = {};
   slot.shown = {};
   slot.value = value;
-  pass_barrier(lock, place, Barrier::exchange);
+  pass_barrier(std::move(lock), place, Barrier::exchange);
   std::vector<uint64_t> values;
   for (const Slot& each : slots_) values.push_back(each.value);
   // No rank may write the next number before all have read these.
-  pass_barrier(lock, place, Barrier::exchange);
+  pass_barrier(std::unique_lock(group_.mutex_), place, Barrier::exchange);
   return values;
 }
 
@@ -340,12 +342,12 @@ std::vector<std::string> ThreadGroup::Room::gather(size_t place, std::string byt
   slot.call = {};
   slot.shown = {};
   slot.bytes = std::move(bytes);
-  pass_barrier(lock, place, Barrier::exchange);
+  pass_barrier(std::move(lock), place, Barrier::exchange);
   std::vector<std::string> all;
   if (place == 0) {
     for (Slot& each : slots_) all.push_back(std::move(each.bytes));
   }
-  pass_barrier(lock, place, Barrier::exchange);
+  pass_barrier(std::unique_lock(group_.mutex_), place, Barrier::exchange);
   return all;
 }
 
@@ -354,12 +356,11 @@ void ThreadGroup::Room::begin(size_t place, const CollectiveCall& call, Shown sh
   Slot& slot = slots_[place];
   slot.call = call;
   slot.shown = shown;
-  pass_barrier(lock, place, Barrier::begin_collective);
+  pass_barrier(std::move(lock), place, Barrier::begin_collective);
 }
 
 void ThreadGroup::Room::end(size_t place) {
-  std::unique_lock lock(group_.mutex_);
-  pass_barrier(lock, place, Barrier::end_collective);
+  pass_barrier(std::unique_lock(group_.mutex_), place, Barrier::end_collective);
 }
 
 template <class Done>
@@ -382,9 +383,10 @@ void ThreadGroup::Room::wait_for(std::unique_lock<std::mutex>& lock, size_t plac
 
 void ThreadGroup::Room::send(size_t from, size_t to, const CollectiveCall& call,
                              const TensorView& tensor) {
-  const std::lock_guard lock(group_.mutex_);
+  std::unique_lock lock(group_.mutex_);
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   mailbox(from, to).sent.push_back({call, tensor});
+  lock.unlock();
   changed_.notify_all();
 }
 
@@ -412,6 +414,7 @@ void ThreadGroup::Room::receive(size_t from, size_t to, const CollectiveCall& ca
   lock.lock();
   box.sent.pop_front();
   ++box.received;
+  lock.unlock();
   changed_.notify_all();
 }
 
