@@ -33,9 +33,9 @@ constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 }  // namespace
 
 double start_value(const Parameter& parameter, int64_t element) {
-  return initial_value(parameter, kSeed, element) +
-         0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number(),
-                             static_cast<uint64_t>(element));
+  const double drawn = random_uniform(kSeed, RandomStream::test, 1000 + parameter.number(),
+                                      static_cast<uint64_t>(element));
+  return initial_value(parameter, kSeed, element) + 0.2 * (2 * drawn - 1);
 }
 
 namespace {
@@ -558,8 +558,10 @@ void expect_same_outcome(const Outcome& one, const Outcome& ranks) {
     ASSERT_EQ(found.size(), expected.size()) << name;
     double largest = 0;
     for (const double value : expected) largest = std::max(largest, std::abs(value));
+    const double tolerance = kLayoutTolerance * largest;
     for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(found[i], expected[i], kLayoutTolerance * largest) << name << " element " << i;
+      if (std::abs(found[i] - expected[i]) <= tolerance) continue;  // the macro takes its time
+      ASSERT_NEAR(found[i], expected[i], tolerance) << name << " element " << i;
     }
   }
   ASSERT_EQ(one.size(), ranks.size());
@@ -571,6 +573,7 @@ void expect_same_bits(const Outcome& expected, const Outcome& found) {
     const auto place = found.find(name);
     ASSERT_NE(place, found.end()) << name;
     ASSERT_EQ(place->second.size(), values.size()) << name;
+    if (place->second == values) continue;
     for (size_t i = 0; i < values.size(); ++i) {
       ASSERT_EQ(place->second[i], values[i]) << name << " element " << i;
     }
