@@ -88,8 +88,8 @@ class ThreadGroup::Room {
   };
 
   Mailbox& mailbox(size_t from, size_t to) { return mailboxes_[from * ranks_.size() + to]; }
-  // Waits until all ranks are here, or throws. Gives up the lock first, then wakes the others, which
-  // would otherwise wake to wait for it.
+  // Waits until all ranks are here, or throws. Gives up the lock first, then wakes the others,
+  // which would otherwise wake to wait for it.
   void pass_barrier(std::unique_lock<std::mutex> lock, size_t place, Barrier barrier);
   // Waits within the limit for one other rank, until `done`, or throws.
   template <class Done>

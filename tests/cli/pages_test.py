@@ -40,6 +40,9 @@ HARMLESS = re.compile(r"(?:time )?(?:(?:\./)?(?:build/)?troupe|make|python3(?! -
 # without running them is checked all the same: the files of the repository that they name.
 ENGINE = "needs an engine for containers and a network; containers_test.py reads the recipes"
 NOT_RUN = {
+    ("CONTRIBUTING.md", "/usr/bin/python3 scripts/faults/plant.py"): "needs python3-clang",
+    ("CONTRIBUTING.md", "cd /tmp/faults"): "builds a copy of the project, in minutes",
+    ("CONTRIBUTING.md", "python3 scripts/faults/try.py"): "runs every test, many times",
     ("docs/cuda.md", "scripts/install_dependencies.sh --unpack"): "downloads packages of Debian",
     ("docs/cuda.md", "python3 -m pip install"): "downloads a package of PyPI",
     ("docs/cuda.md", "build-cuda/tests/cuda_gpu_tests"): "needs a GPU; the build makes the file",

@@ -70,9 +70,13 @@ def masked(text, masks):
     return re.sub(r"\d+\.\d{7,}(?:e-?\d+)?", digits, text)
 
 
+# The last two of scripts/faults.
+KEPT = ("HOME", "TMPDIR", "TROUPE_FAULT", "TROUPE_FAULTS_REACHED")
+
+
 def environment():
     """Without what could change an output: the width of a terminal, launchers, the language."""
-    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     path = f"{pathlib.Path(HERE.troupe).parent}:{FILES}:{os.environ['PATH']}"
     return kept | {"PATH": path, "LC_ALL": "C.UTF-8", "SOURCE": str(HERE.source)}
 

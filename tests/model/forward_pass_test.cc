@@ -23,11 +23,10 @@ TEST(AuxiliaryLossCoefficient, IsDividedAmongTheUsesOfALayer) {
     AuxiliaryLossKind kind;
     double once, repeated;
   };
-  for (const Expected& each :
-       {Expected{AuxiliaryLossKind::load_balancing, 0.3, 0.1},
-        Expected{AuxiliaryLossKind::seq_load_balancing, 0.6, 0.2},
-        Expected{AuxiliaryLossKind::global_load_balancing, 0.9, 0.3},
-        Expected{AuxiliaryLossKind::z, 0.5, 0.5}}) {
+  for (const Expected& each : {Expected{AuxiliaryLossKind::load_balancing, 0.3, 0.1},
+                               Expected{AuxiliaryLossKind::seq_load_balancing, 0.6, 0.2},
+                               Expected{AuxiliaryLossKind::global_load_balancing, 0.9, 0.3},
+                               Expected{AuxiliaryLossKind::z, 0.5, 0.5}}) {
     EXPECT_DOUBLE_EQ(coefficient_of(each.kind, config, 1), each.once);
     for (const int32_t layer : {2, 3, 4}) {
       EXPECT_DOUBLE_EQ(coefficient_of(each.kind, config, layer), each.repeated) << layer;
