@@ -1140,6 +1140,16 @@ TEST(HfMtp, ARepeatedLayerIsOne) {
   }
 }
 
+TEST(HfConfig, OneGroupAndAWindowOfOneTokenAreWritten) {
+  ModelConfig groups = read_hf_config(fixture("deepseek_v2_groups") + "/config.json");
+  groups.moe_router_num_groups = 1;
+  groups.moe_router_group_topk = 1;
+  EXPECT_EQ(parse_hf_config(write_hf_config(groups), "config.json").moe_router_num_groups, 1);
+  ModelConfig window = read_hf_config(fixture("gpt_oss") + "/config.json");
+  window.sliding_window = 1;
+  EXPECT_EQ(parse_hf_config(write_hf_config(window), "config.json").sliding_window, 1);
+}
+
 // Few, but not none.
 TEST(HfConfig, AModelOfOneExpertHasAForm) {
   ModelConfig config = read_hf_config(fixture("mixtral") + "/config.json");

@@ -118,6 +118,18 @@ TEST_P(Conformance, PaddingNeverMatters) {
   expect_identical(poisoned, clean, "NaN and zero padding");
 }
 
+// What lies between tensors is neither read, where it would make results NaN, nor written.
+TEST_P(Conformance, StaysInsideItsTensors) {
+  const SampleRunOptions options = {.dtype = DType::f32, .threads = 2, .oracle = true};
+  SampleRun guarded(GetParam().sample, options);
+  SampleRun plain(GetParam().sample, options);
+  guarded.fill_gaps();
+  guarded.run();
+  plain.run();
+  EXPECT_EQ(guarded.find_written_gap(), "") << "the memory after this value was written";
+  expect_identical(guarded, plain, "NaN and zero between tensors");
+}
+
 // f32 arithmetic over sums of some hundred terms of order one: relative error near 1e-6.
 TEST_P(Conformance, SinglePrecisionAgreesWithDouble) {
   SampleRun single(GetParam().sample, {.dtype = DType::f32});

@@ -8,6 +8,7 @@
 #include "cuda/sample_variants.h"
 #include "ops/attention/attention/attention_cuda.h"
 #include "ops/attention/context_attention/context_attention.h"
+#include "ops/attention/rope/rope.h"
 #include "ops/registry.h"
 #include "support/errors.h"
 
@@ -54,6 +55,28 @@ KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups,
         grouped_linear(builder, rows, weight, offsets, "y");
       },
       multiprocessors);
+}
+
+// Its rows decide, not the table, whose type is another.
+TEST(KernelChoice, OfRotaryEmbedding) {
+  const auto variant = [](int32_t rotary_dim) {
+    return choose(
+               kHopper,
+               [&](Builder& builder) {
+                 const ValueId qkv = builder.input("qkv", DType::bf16, {4, 4 * 16});
+                 const ValueId table = builder.input("table", DType::f32, {4, rotary_dim / 2, 2});
+                 rope(builder, qkv, table,
+                      {.heads = 2,
+                       .groups = 1,
+                       .head_dim = 16,
+                       .rotary_dim = rotary_dim,
+                       .sequence = 4},
+                      "rotated");
+               })
+        .variant;
+  };
+  EXPECT_EQ(variant(16), "packs");
+  EXPECT_EQ(variant(8), "elements");
 }
 
 TEST(KernelChoice, OfProductsOfExperts) {

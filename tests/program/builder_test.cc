@@ -82,6 +82,19 @@ TEST(Builder, SelectOpsReordersAndRemoves) {
   EXPECT_EQ(program.inputs(program.op(1))[0], a);
 }
 
+TEST(Builder, SelectOpsRenumbersWhatIsRecomputed) {
+  Program program(make_toy_state(0).table);
+  Builder builder(program);
+  for (const int32_t original : {-1, -1, 0, 1}) {
+    builder.place.recompute_of = original;
+    toy_make(builder, 1, "a");
+  }
+  program.select_ops(std::vector<int32_t>{0, 1, 3, 2});
+  EXPECT_EQ(program.op(0).place.recompute_of, -1);
+  EXPECT_EQ(program.op(2).place.recompute_of, 1);
+  EXPECT_EQ(program.op(3).place.recompute_of, 0);
+}
+
 TEST(BuilderDeathTest, RefusesWhatRulesForbid) {
   const ToyState state = make_toy_state(1);
   Program program(state.table);

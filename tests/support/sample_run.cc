@@ -1,6 +1,8 @@
 #include "support/sample_run.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "base/random.h"
@@ -118,6 +120,38 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
   state_ = std::make_unique<StateStorage>(table_, options.device);
   pool_ = std::make_unique<ThreadPool>(options.threads);
   interpreter_ = make_interpreter(*program_, std::move(plan), *state_, *pool_);
+}
+
+std::vector<SampleRun::Gap> SampleRun::gaps() const {
+  constexpr std::ptrdiff_t kMost = 256;  // values begin at multiples of it, so that belongs to one
+  std::vector<Gap> blocks;
+  for (int32_t i = 0; i < program_->value_count(); ++i) {
+    const Value& value = program_->value(ValueId{i});
+    auto* begin = static_cast<std::byte*>(interpreter_->view(ValueId{i}).data);
+    if (begin != nullptr) blocks.push_back({value.name, begin, begin + value.bytes()});
+  }
+  std::sort(blocks.begin(), blocks.end(),
+            [](const Gap& a, const Gap& b) { return std::less<>()(a.begin, b.begin); });
+  std::vector<Gap> found;
+  for (size_t i = 0; i + 1 < blocks.size(); ++i) {
+    std::byte* const end = blocks[i].end;
+    std::byte* const next = blocks[i + 1].begin;
+    if (std::less<>()(end, next) && next - end < kMost)
+      found.push_back({blocks[i].after, end, next});
+  }
+  return found;
+}
+
+void SampleRun::fill_gaps() {
+  for (const Gap& gap : gaps()) std::fill(gap.begin, gap.end, std::byte{0xff});
+}
+
+std::string SampleRun::find_written_gap() const {
+  for (const Gap& gap : gaps()) {
+    const auto is_filled = [](std::byte each) { return each == std::byte{0xff}; };
+    if (!std::all_of(gap.begin, gap.end, is_filled)) return gap.after;
+  }
+  return "";
 }
 
 TensorView SampleRun::snapshot(ValueId id) const {

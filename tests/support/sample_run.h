@@ -35,6 +35,11 @@ class SampleRun {
   // Writes the inputs (element `element` of input `input` shifted by `shift`) and runs.
   void run(size_t input = 0, int64_t element = 0, double shift = 0);
 
+  // On a CPU, and oracle: fills the memory between values with bytes that are NaN in every type.
+  // After run(): the name of a value after which one was written; empty where none was.
+  void fill_gaps();
+  std::string find_written_gap() const;
+
   const std::vector<SampleBuilder::InputData>& inputs() const { return sample_.inputs(); }
   // Live elements of input `i`: only these are perturbed and only their gradients compared.
   int64_t live_elements(ValueId id) const;
@@ -52,6 +57,13 @@ class SampleRun {
   // its memory may serve another value.
   void capture(int32_t op);
   void write(ValueId id, const std::vector<double>& data);
+  // Memory between the end of a value and what lies after it, at most 256 bytes.
+  struct Gap {
+    std::string after;
+    std::byte* begin;
+    std::byte* end;
+  };
+  std::vector<Gap> gaps() const;
   // The bytes of a value as the operations see them, in memory of this object.
   TensorView snapshot(ValueId id) const;
 

@@ -11,6 +11,7 @@
 #include "support/files.h"
 #include "train/interrupt.h"
 #include "train/layout_estimate.h"
+#include "train/layout_trial.h"
 
 namespace troupe {
 namespace {
@@ -205,6 +206,19 @@ TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
   EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 8e12, 1e9);
   choice.vpp = 2;
   EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 10e12, 1e9);
+}
+
+TEST_F(LayoutSearchTest, ATrialFitsByTheBytesOfItsRoom) {
+  use({"--expert-model-parallel-size", "8", "--micro-batch-size", "1"});
+  LayoutTrial trial;
+  choose_room(options_, config_, cluster_, trial);
+  EXPECT_GT(trial.bytes, 0U);
+  EXPECT_TRUE(trial.fits);
+  cluster_.model.memory_bytes = trial.bytes - 1;
+  LayoutTrial same;
+  choose_room(options_, config_, cluster_, same);
+  EXPECT_EQ(same.bytes, trial.bytes);
+  EXPECT_FALSE(same.fits);
 }
 
 TEST_F(LayoutSearchTest, EstimatesCountAtLeastTheState) {
