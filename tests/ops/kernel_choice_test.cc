@@ -59,7 +59,7 @@ KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups,
 
 // Its rows decide, not the table, whose type is another.
 TEST(KernelChoice, OfRotaryEmbedding) {
-  const auto variant = [](int32_t rotary_dim) {
+  const auto variant = [](int32_t rotary_dim) -> std::string {
     return choose(
                kHopper,
                [&](Builder& builder) {
