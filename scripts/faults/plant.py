@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Plants small faults at random places of the code without CUDA, to find out how many the tests notice.
+"""Plants small faults at random places of the code without CUDA, to find out how many the tests
+notice.
 
-A fault is one change of one expression or statement: a comparison takes the border in or leaves it out,
-== becomes !=, && becomes ||, + becomes -, * becomes +, a number grows by one, min becomes max, a
-condition is turned around, or a call or assignment is left out. All faults are planted into one copy of
-the project, each with a switch (fault.h), so that it is built once; try.py then tries each by itself.
+A fault is one change of one expression or statement: a comparison takes the border in or leaves it
+out, == becomes !=, && becomes ||, + becomes -, * becomes +, a number grows by one, min becomes max, a
+condition is turned around, or a call or assignment is left out. All faults are planted into one copy
+of the project, each with a switch (fault.h), so that it is built once; try.py then tries each by
+itself.
 
-Places are drawn evenly among the lines of code of src/**/*.cc: a line, then one of the changes that it
-allows. Left out are lines that guard against our own mistakes (TROUPE_CHECK), reserve memory, name constants,
-or make samples for tests; look through the list afterwards for faults that change nothing that can be seen, and
-leave them out before the first try (--without).
+Places are drawn evenly among the lines of code of src/**/*.cc: a line, then one of the changes that
+it allows. Left out are lines that guard against our own mistakes (TROUPE_CHECK), reserve memory, name
+constants, or make samples for tests; look through the list afterwards for faults that change nothing
+that can be seen, and leave them out before the first try (--without).
 
 Usage: plant.py FOLDER [--seed N] [--count N] [--without NUMBER,...]
 Writes the copy to FOLDER, and FOLDER/faults.tsv: number, file:line, the old text, the new one. Needs
@@ -30,7 +32,8 @@ import sys
 from clang import cindex
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SWITCH = "::troupe_fault::on({})"
+NUMBER = "<number>"  # of a fault, where its text names it
+SWITCH = f"::troupe_fault::on({NUMBER})"
 OPERATORS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&",
              "+": "-", "-": "+", "*": "+", "/": "*", "+=": "-=", "-=": "+="}
 EXTREMA = {"min": "max", "max": "min"}
@@ -40,7 +43,7 @@ FUNCTIONS = {cindex.CursorKind.FUNCTION_DECL, cindex.CursorKind.CXX_METHOD,
 
 
 class Change:
-    """Bytes begin..end of a file, and their new text as a format of the number of the fault."""
+    """Bytes begin..end of a file, and their new text, which has NUMBER for that of the fault."""
 
     def __init__(self, begin, end, old, new, shown):
         self.begin, self.end, self.old, self.new, self.shown = begin, end, old, new, shown
@@ -60,11 +63,6 @@ def compile_flags():
     return unique + [word for folder in system for word in ("-isystem", folder)]
 
 
-def switched(old, new, shown):
-    return f"({SWITCH} ? ({new}) : ({old}))".replace("{", "{{").replace("}", "}}").replace(
-        SWITCH.replace("{}", "{{}}"), SWITCH), shown
-
-
 def changes_of(cursor, parent, text):
     """The changes that a node of the syntax tree allows."""
     begin, end = cursor.extent.start.offset, cursor.extent.end.offset
@@ -73,7 +71,7 @@ def changes_of(cursor, parent, text):
     children = list(cursor.get_children())
 
     def change(new, shown):
-        return [Change(begin, end, old, *switched(old, new, shown))]
+        return [Change(begin, end, old, f"({SWITCH} ? ({new}) : ({old}))", shown)]
 
     if kind in (cindex.CursorKind.BINARY_OPERATOR, cindex.CursorKind.COMPOUND_ASSIGNMENT_OPERATOR):
         left_end, right = children[0].extent.end.offset, children[1].extent.start.offset
@@ -84,9 +82,10 @@ def changes_of(cursor, parent, text):
             return change(new, f"{operator} -> {other}")
     elif kind == cindex.CursorKind.INTEGER_LITERAL and re.fullmatch(r"[0-9]+", old):
         return change(str(int(old) + 1), f"{old} -> {int(old) + 1}")
-    elif kind == cindex.CursorKind.CALL_EXPR and cursor.spelling in EXTREMA and old.startswith(f"std::{cursor.spelling}"):
-        return change(old.replace(f"std::{cursor.spelling}", f"std::{EXTREMA[cursor.spelling]}", 1),
-                      f"{cursor.spelling} -> {EXTREMA[cursor.spelling]}")
+    elif kind == cindex.CursorKind.CALL_EXPR and cursor.spelling in EXTREMA:
+        name, other = cursor.spelling, EXTREMA[cursor.spelling]
+        if old.startswith(f"std::{name}"):
+            return change(old.replace(name, other, 1), f"{name} -> {other}")
     elif kind == cindex.CursorKind.UNARY_OPERATOR and old[:1] in ("!", "-"):
         return change(old[1:], f"no {old[0]}")
     if parent.kind == cindex.CursorKind.IF_STMT and children and cursor == next(parent.get_children()):
@@ -94,8 +93,7 @@ def changes_of(cursor, parent, text):
             return change(f"!({old})", "condition turned around")
     assigns = kind == cindex.CursorKind.BINARY_OPERATOR and re.match(r"[^=!<>]+=[^=]", old)
     if parent.kind == cindex.CursorKind.COMPOUND_STMT and (kind == cindex.CursorKind.CALL_EXPR or assigns):
-        new = f"if (!{SWITCH}) ".encode() + text[begin:end].replace(b"{", b"{{").replace(b"}", b"}}")
-        return [Change(begin, end, old, new.decode(), "left out")]
+        return [Change(begin, end, old, f"if (!{SWITCH}) {old}", "left out")]
     return []
 
 
@@ -129,7 +127,8 @@ def planted(file, changes):
     """The text of a file with numbered changes, which do not overlap."""
     text = file.read_bytes()
     for number, change in sorted(changes, key=lambda each: -each[1].begin):
-        text = text[: change.begin] + change.new.format(number).encode() + text[change.end :]
+        new = change.new.replace(NUMBER, str(number))
+        text = text[: change.begin] + new.encode() + text[change.end :]
     include = f'#include "{os.path.relpath(pathlib.Path(__file__).parent, file.parent)}/fault.h"\n'
     return include.encode() + text
 

@@ -2,15 +2,16 @@
 """Tries the faults that plant.py planted, each by itself, against the tests, and counts those that a
 test notices.
 
-First every test runs without a fault, by itself, to learn which faults it reaches and how long it takes,
-which FOLDER/reached.json keeps; tests that fail then are left out and named. Then, for each fault, the tests that reach it run until one fails or takes too
-long, those that took least time first.
+First every test runs without a fault, by itself, to learn which faults it reaches and how long it
+takes, which FOLDER/reached.json keeps; tests that fail then are left out and named. Then, for each
+fault, the tests that reach it run until one fails or takes too long, those that took least time first.
 
 Usage: try.py FOLDER [--jobs N] [--seconds N] [--only NUMBER,...] [--learn]
   FOLDER: where plant.py wrote, built (scripts/build.sh release all -DTROUPE_WERROR=OFF: of some
-  faults the compiler says that they change nothing). --seconds: what one fault may take; it then counts as not noticed.
-Writes FOLDER/tried.tsv: number, noticed | survived | out of time | not reached, how many tests reach it,
-which test noticed it, file:line, the old text, the change.
+  faults the compiler says that they change nothing). --seconds: what one fault may take, which then
+  counts as not noticed: read on which test, since it may hang.
+Writes FOLDER/tried.tsv: number, noticed | survived | out of time | not reached, how many tests reach
+it, at which test it ended, file:line, the old text, the change.
 """
 
 import argparse
@@ -31,18 +32,13 @@ class Test:
         self.name = entry["name"]
         self.command = entry.get("command", [])
         properties = {each["name"]: each["value"] for each in entry.get("properties", [])}
-        self.labels = properties.get("LABELS", [])
         self.limit_s = properties.get("TIMEOUT", 300)
         self.folder = properties.get("WORKING_DIRECTORY", ".")
-        self.seconds = 0.0
+        # Of a test program; empty of a script.
+        self.case = next((word.removeprefix("--gtest_filter=") for word in self.command
+                          if word.startswith("--gtest_filter=")), "")
+        self.seconds = 0.0  # as learnt, like the faults that it reaches
         self.reached = frozenset()
-
-    # Of a case of a test program: the program, and the case.
-    def program_and_case(self):
-        for word in self.command[1:]:
-            if word.startswith("--gtest_filter="):
-                return self.command[0], word.split("=", 1)[1]
-        return None, None
 
 
 def status_of(command, folder, limit_s, **variables):
@@ -65,70 +61,63 @@ def status_of(command, folder, limit_s, **variables):
 
 
 def run_unfaulted(test, scratch):
+    """The test's status without a fault, its seconds, and the faults that it reaches."""
     file = pathlib.Path(scratch) / test.name.replace("/", "~")[:200]
     begin = time.monotonic()
     status = status_of(test.command, test.folder, test.limit_s, TROUPE_FAULTS_REACHED=str(file))
-    test.seconds = time.monotonic() - begin
-    if file.exists():
-        test.reached = frozenset(n for n, byte in enumerate(file.read_bytes()) if byte)
-        file.unlink()
-    return status
+    seconds = time.monotonic() - begin
+    reached = [n for n, byte in enumerate(file.read_bytes()) if byte] if file.exists() else []
+    return status, seconds, reached
 
 
 def run_all_unfaulted(tests, jobs):
     """Of each test that passes, by name: its seconds and the faults that it reaches."""
     begin = time.monotonic()
     # Scripts first: they take longest.
-    tests = sorted(tests, key=lambda test: test.program_and_case()[0] is not None)
+    tests = sorted(tests, key=lambda test: test.case != "")
     with tempfile.TemporaryDirectory() as scratch, \
             concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        statuses = list(pool.map(lambda test: run_unfaulted(test, scratch), tests))
-    failed = [test.name for test, status in zip(tests, statuses) if status not in (0, SKIPPED)]
+        runs = list(zip(tests, pool.map(lambda test: run_unfaulted(test, scratch), tests)))
+    failed = [test.name for test, (status, _, _) in runs if status not in (0, SKIPPED)]
     print(f"{len(tests)} tests ran in {time.monotonic() - begin:.0f} s; left out, since they fail "
           f"without a fault: {' '.join(failed) or 'none'}", flush=True)
-    return {test.name: (test.seconds, sorted(test.reached))
-            for test, status in zip(tests, statuses) if status == 0}
+    return {test.name: (seconds, reached) for test, (status, seconds, reached) in runs if status == 0}
 
 
 def grouped(tests):
-    """Commands that run the tests, those of one program in one process: (seconds, name, command, folder)."""
-    programs, commands = collections.defaultdict(list), []
-    for test in tests:
-        program, _ = test.program_and_case()
-        if program:
-            programs[program].append(test)
+    """The tests in groups that run at once: those of one program, and each script by itself."""
+    programs, groups = collections.defaultdict(list), []
+    for test in sorted(tests, key=lambda test: test.seconds):
+        if test.case:
+            programs[test.command[0]].append(test)
         else:
-            commands.append((test.seconds, test.name, test.command, test.folder))
-    for program, cases in programs.items():
-        cases.sort(key=lambda test: test.seconds)
-        # Few first: most faults are noticed by any test that reaches them.
-        for part in (cases[:20], cases[20:]):
-            if part:
-                commands.append((sum(test.seconds for test in part), f"{pathlib.Path(program).name}",
-                                 [program, part], part[0].folder))
-    return sorted(commands, key=lambda each: each[0])
+            groups.append([test])
+    # Few first: most faults are noticed by any test that reaches them.
+    groups += [part for cases in programs.values() for part in (cases[:20], cases[20:]) if part]
+    return sorted(groups, key=lambda group: sum(test.seconds for test in group))
 
 
 def try_fault(number, tests, limit_s):
     if not tests:
         return "not reached", ""
     end = time.monotonic() + limit_s
-    for _, name, command, folder in grouped(tests):
+    for group in grouped(tests):
+        first = group[0]
         left = end - time.monotonic()
         if left <= 0:
-            return "out of time", name
+            return "out of time", first.name
+        command = first.command
         with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
-            if len(command) == 2 and isinstance(command[1], list):
-                cases = ":".join(test.program_and_case()[1] for test in command[1])
+            if first.case:
+                cases = ":".join(test.case for test in group)
                 flags.write(f"--gtest_filter={cases}\n--gtest_fail_fast\n")
                 flags.flush()
                 command = [command[0], f"--gtest_flagfile={flags.name}"]
-            status = status_of(command, folder, left, TROUPE_FAULT=str(number))
+            status = status_of(command, first.folder, left, TROUPE_FAULT=str(number))
         if status is None:
-            # A fault that hangs a test is noticed by ctest's limit, which is longer than ours.
-            return "out of time", name
+            return "out of time", first.name
         if status not in (0, SKIPPED):
-            return "noticed", name
+            return "noticed", first.name
     return "survived", ""
 
 
