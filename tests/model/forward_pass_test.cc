@@ -3,16 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include "program/test_models.h"
+
 namespace troupe {
 namespace {
 
 // A layer of prediction that is used more than once adds its losses as often: together they weigh
 // as much as those of a layer that is used once. The z loss has no balance of its tokens to keep.
 TEST(AuxiliaryLossCoefficient, IsDividedAmongTheUsesOfALayer) {
-  ModelConfig config;
-  config.num_layers = 2;
-  config.num_experts = 4;
-  config.moe_layers = {true, true, true, true, true};
+  ModelConfig config = testing::moe_model(2);
   config.mtp_num_layers = 3;
   config.mtp_use_repeated_layer = true;
   config.moe_aux_loss_coeff = 0.3;

@@ -173,10 +173,10 @@ TEST(MegatronFlags, SparseAttentionOfFlags) {
   ModelConfig config =
       model_of(variant + "--dsa-indexer-topk 32 --dsa-indexer-n-heads 2 --dsa-indexer-head-dim 80");
   EXPECT_EQ(config.dsa_indexer_topk, 32);
-  const std::vector<std::string> least = {"plan", "--dsa-indexer-head-dim", "2"};
-  EXPECT_EQ(parse_command_line(least).options.dsa_indexer_head_dim, 2);
   EXPECT_EQ(config.dsa_indexer_n_heads, 2);
   EXPECT_EQ(config.dsa_indexer_head_dim, 80);
+  const std::vector<std::string> least = {"plan", "--dsa-indexer-head-dim", "2"};
+  EXPECT_EQ(parse_command_line(least).options.dsa_indexer_head_dim, 2);
   EXPECT_EQ(config.dsa_indexer_k_norm_epsilon, 0);
   EXPECT_EQ(config.dsa_indexer_loss_coeff, 0);
   EXPECT_FALSE(config.dsa_indexer_use_sparse_loss);

@@ -35,7 +35,7 @@ constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 double start_value(const Parameter& parameter, int64_t element) {
   const double drawn = random_uniform(kSeed, RandomStream::test, 1000 + parameter.number(),
                                       static_cast<uint64_t>(element));
-  // Numbers drawn evenly take less time than normal ones: this deviates as much.
+  // Numbers drawn evenly take less time than normal ones, and deviate about as much.
   const double spread = 0.2 + std::sqrt(3.0) * parameter.init_std;
   const bool is_normal =
       parameter.init_std > 0 && parameter.init_bound == 0 && parameter.init_log_bound == 0;

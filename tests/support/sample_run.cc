@@ -123,7 +123,6 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
 }
 
 std::vector<SampleRun::Gap> SampleRun::gaps() const {
-  constexpr std::ptrdiff_t kMost = 256;  // values begin at multiples of it, so that belongs to one
   std::vector<Gap> blocks;
   for (int32_t i = 0; i < program_->value_count(); ++i) {
     const Value& value = program_->value(ValueId{i});
@@ -136,8 +135,9 @@ std::vector<SampleRun::Gap> SampleRun::gaps() const {
   for (size_t i = 0; i + 1 < blocks.size(); ++i) {
     std::byte* const end = blocks[i].end;
     std::byte* const next = blocks[i + 1].begin;
-    if (std::less<>()(end, next) && next - end < kMost)
+    if (std::less<>()(end, next) && next < end + MemoryPlan::kAlignment) {
       found.push_back({blocks[i].after, end, next});
+    }
   }
   return found;
 }

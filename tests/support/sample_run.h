@@ -57,7 +57,7 @@ class SampleRun {
   // its memory may serve another value.
   void capture(int32_t op);
   void write(ValueId id, const std::vector<double>& data);
-  // Memory between the end of a value and what lies after it, at most 256 bytes.
+  // Memory between the end of a value and what lies after it, less than MemoryPlan::kAlignment.
   struct Gap {
     std::string after;
     std::byte* begin;
