@@ -148,6 +148,10 @@ double first_moment_tolerance(std::span<const double> gradients) {
 // f32. So what is drawn is the same, but where an element lies that close to where its draw
 // changes: of a million some. It becomes the next code then, at most 1/8 away, in each of three
 // steps, and the weights that follow move with it: 2^-8 of the largest moment is allowed for that.
+// Gradients of the next steps move with the weights, some 1e-4 of them, and so do draws: on one
+// processor less than 5, on another 6 elements of a thousand are others in the end. If each rank
+// drew by itself it would be a third of them: 2 f (1 - f) of those at f between two codes. 2 % are
+// allowed.
 TEST_P(NarrowState, MomentsInEightBitsAreThoseOfOneRank) {
   const LayoutCase layout = with_eight_bits(GetParam(), DType::f32);
   const Outcome one = run_one_rank(layout);
@@ -184,7 +188,7 @@ TEST_P(NarrowState, MomentsInEightBitsAreThoseOfOneRank) {
           << name << " element " << i;
     }
   }
-  EXPECT_LE(others, elements / 200);
+  EXPECT_LE(others, elements / 50);
   EXPECT_EQ(run_layout(layout), ranks) << "the same layout is the same bits";
 }
 
