@@ -345,9 +345,9 @@ std::vector<std::string> notes_on_options(const Options& options,
     notes.push_back(fmt::format("--tokenizer-model {} is not read: NullTokenizer has no file.",
                                 printable(options.tokenizer_model)));
   }
-  if (!options.test_data_path.empty()) {
+  if (!options.test_data_path.empty() && options.command == Command::eval) {
     notes.emplace_back(
-        "--test-data-path is not read: measure test data with troupe eval --valid-data-path.");
+        "--test-data-path is read when a training run is over; here give --valid-data-path.");
   }
   if (const auto assumed = assumed_vocabulary(options)) {
     notes.push_back(

@@ -16,9 +16,12 @@ namespace {
 constexpr uint64_t kMaxListBytes = uint64_t{16} << 20;
 
 // The words of one split in the JSON file of --per-split-data-args-path: a list, or one text.
-std::vector<std::string> words_of_split(const std::string& path, const char* split) {
+// Nothing where the file has none, unless it `must`.
+std::vector<std::string> words_of_split(const std::string& path, const char* split,
+                                        bool must = true) {
   const std::string flag = "--per-split-data-args-path " + path;
   const nlohmann::json document = parse_json(read_file(path, kMaxListBytes), path, 4);
+  if (!must && document.is_object() && !document.contains(split)) return {};
   if (!document.is_object() || !document.contains(split)) {
     throw_bad_request(fmt::format(
         "{}: no \"{}\" in it; it is an object of \"train\", \"valid\" and \"test\".", flag, split));
@@ -32,7 +35,7 @@ std::vector<std::string> words_of_split(const std::string& path, const char* spl
   for (const nlohmann::json& word : value.is_array() ? value : nlohmann::json::array()) {
     words.push_back(word.is_string() ? word.get<std::string>() : word.dump());
   }
-  if (words.empty()) {
+  if (words.empty() && must) {
     throw_bad_request(
         fmt::format("{}: \"{}\" is no list of data sets (and weights).", flag, split));
   }
@@ -69,6 +72,12 @@ std::vector<std::string> validation_words(const Options& options) {
   return options.valid_data_path;
 }
 
+// What is read when the run is over; empty: nothing.
+std::vector<std::string> test_words(const Options& options) {
+  if (options.per_split_data_args_path.empty()) return options.test_data_path;
+  return words_of_split(options.per_split_data_args_path, "test", /*must=*/false);
+}
+
 // "NAME=PREFIX" or "PREFIX", whose last part is then the name.
 ValidationSpec::Set set_of(const std::string& text) {
   const size_t equals = text.find('=');
@@ -100,6 +109,10 @@ DataSpec data_spec_of(const Options& options) {
 ValidationSpec validation_spec_of(const Options& options) {
   ValidationSpec spec{.keep_partial = options.keep_partial_validation_sample};
   const bool per_split = has_data_per_split(options);
+  const std::vector<std::string> test = per_split ? test_words(options) : options.test_data_path;
+  if (!test.empty() && options.command == Command::train) {
+    spec.test = parse_data_path(test, "--test-data-path");
+  }
   if (per_split && !options.multiple_validation_sets) {  // as in Megatron
     spec.mixture = parse_data_path(validation_words(options), "--valid-data-path");
     return spec;

@@ -36,6 +36,7 @@ struct ValidationSpec {
   std::optional<DataPath> mixture = {};  // one set of several, each whole
   std::vector<Set> sets = {};            // each whole
   bool keep_partial = false;             // the last sample, though it is shorter
+  std::optional<DataPath> test = {};     // read once, when the run is over
 
   bool is_share() const { return !mixture && sets.empty(); }
 };

@@ -1703,8 +1703,8 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::test_data_path,
      .group = kData,
      .metavar = "PREFIX",
-     .help = "Beside --train-data-path. Test data are not read in a run: measure them afterwards "
-             "with troupe eval --valid-data-path.",
+     .help = "Data sets that are evaluated once, when the run is over, as one mixture in the forms "
+             "of --data-path; the loss is logged as test_loss.",
      .unset = "none",
      .commands = kTrain | kEval},
     {.name = "per-split-data-args-path",

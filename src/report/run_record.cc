@@ -141,7 +141,7 @@ void Reader::take(std::string_view text) {
   } else if (line.contains("loss")) {
     if (!run_.steps.empty() && step <= run_.steps.back()) return out_of_order_.add(number_);
     if (!take_step(line, step)) return unreadable_.add(number_);
-  } else if (line.contains("val_loss")) {
+  } else if (line.contains("val_loss") || line.contains("test_loss")) {
     take_evaluation(line, step);
   } else {
     return unreadable_.add(number_);
@@ -233,7 +233,7 @@ bool Reader::take_experts(const json& experts, int64_t step) {
 
 void Reader::take_evaluation(const json& line, int64_t step) {
   for (const auto& [name, value] : line.items()) {
-    if (!name.starts_with("val_loss")) continue;
+    if (!name.starts_with("val_loss") && name != "test_loss") continue;
     RunCurve& curve = run_.evaluations[printable(name)];
     if (!curve.steps.empty() && step <= curve.steps.back()) return out_of_order_.add(number_);
     curve.steps.push_back(step);

@@ -56,7 +56,7 @@ struct RunRecord {
   // Every number of the lines of steps, by its name in them; and of the experts of all layers:
   // dead_experts (sum), dropped and router_entropy (means); limit_share of 1.
   std::map<std::string, RunCurve, std::less<>> curves;
-  std::map<std::string, RunCurve> evaluations;  // by "val_loss" or "val_loss/NAME"
+  std::map<std::string, RunCurve> evaluations;  // by "val_loss", "val_loss/NAME", "test_loss"
   std::vector<int64_t> skipped;                 // steps
   std::vector<RoomOverflow> overflows;
   LoadHistory loads;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -22,15 +21,16 @@ std::vector<EvaluationSet> open_evaluation_sets(const ValidationSpec& spec, Samp
   common.num_samples.reset();
   common.keep_partial = spec.keep_partial;
   std::vector<EvaluationSet> sets;
-  const auto add_whole = [&](const std::string& name, const DataPath& path) {
+  const auto add_whole = [&](const std::string& name, const DataPath& path, bool is_test = false) {
     const DataSets whole = open_data_sets(path, common.vocab_size, "model");
-    sets.push_back({name, make_source(whole, kWholeForValidation, common), whole.sets});
+    sets.push_back({name, make_source(whole, kWholeForValidation, common), whole.sets, is_test});
   };
   if (spec.is_share()) sets.push_back({{}, make_source(data, split, common)});
   if (spec.mixture) add_whole({}, *spec.mixture);
   for (const ValidationSpec::Set& set : spec.sets) {
     add_whole(set.name, {.prefixes = {set.prefix}, .weights = {}});
   }
+  if (spec.test) add_whole({}, *spec.test, /*is_test=*/true);
   return sets;
 }
 
@@ -59,13 +59,17 @@ Evaluation::Evaluation(EvaluationPlan plan, RankSession& session,
       plan_(std::move(plan)),
       interpreter_(session.interpreter(*plan_.step.program, plan_.memory)) {}
 
-std::vector<EvaluationResult> Evaluation::run(const WorkReport& report) {
+std::vector<EvaluationResult> Evaluation::run(const WorkReport& report, bool test) {
   // One rank may have been writing to a slow disk; collectives wait within a limit.
   session_.barrier();
   std::vector<EvaluationResult> results;
   int64_t before = 0;
-  const int64_t total = std::accumulate(plan_.batches.begin(), plan_.batches.end(), int64_t{0});
+  int64_t total = 0;
   for (size_t i = 0; i < sets_.size(); ++i) {
+    if (sets_[i].is_test == test) total += plan_.batches[i];
+  }
+  for (size_t i = 0; i < sets_.size(); ++i) {
+    if (sets_[i].is_test != test) continue;
     results.push_back(run(sets_[i], plan_.batches[i], [&](int64_t done) {
       if (report) report(static_cast<uint64_t>(before + done), static_cast<uint64_t>(total));
     }));

@@ -28,6 +28,7 @@ struct EvaluationSet {
   std::unique_ptr<SampleSource> source;
   // Its files, unless they are those of --data-path.
   std::vector<std::shared_ptr<const IndexedDataset>> files = {};
+  bool is_test = false;  // evaluated once, when the run is over; the last set
 };
 
 // `data`: the run's, of which `split` leaves a share to validation; read where the spec says so.
@@ -65,9 +66,10 @@ class Evaluation {
  public:
   Evaluation(EvaluationPlan plan, RankSession& session, std::span<const EvaluationSet> sets);
 
-  // One result for each set, in their order. All ranks must run at the same time. `report` counts
-  // batches of all sets.
-  std::vector<EvaluationResult> run(const WorkReport& report = {});
+  // One result for each set for validation, or for each one for the end of the run (`test`), in
+  // their order. All ranks must run at the same time. `report` counts batches of all those sets.
+  std::vector<EvaluationResult> run(const WorkReport& report = {}, bool test = false);
+  bool has_test() const { return sets_.back().is_test; }
 
   // Of one evaluation on the set at this index.
   int64_t num_samples(size_t set) const { return plan_.batches[set] * plan_.step.batch.batch; }

@@ -268,4 +268,12 @@ void MetricsLog::evaluation(int64_t step, std::span<const EvaluationResult> resu
   append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
+void MetricsLog::test(int64_t step, const EvaluationResult& result) {
+  const nlohmann::ordered_json line = {{"step", step},
+                                       {"time", utc_time()},
+                                       {"test_loss", result.loss},
+                                       {"test_tokens", result.tokens}};
+  append(line.dump() + "\n");
+}
+
 }  // namespace troupe

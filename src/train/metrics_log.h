@@ -126,6 +126,8 @@ class MetricsLog {
   void training(const StepMetrics& metrics);
   // `results` is not empty. The first one is val_loss; those with a name are val_loss/NAME, too.
   void evaluation(int64_t step, std::span<const EvaluationResult> results);
+  // test_loss and test_tokens.
+  void test(int64_t step, const EvaluationResult& result);
 
  private:
   void append(const std::string& line);

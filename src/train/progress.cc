@@ -128,12 +128,18 @@ void Progress::between_steps(std::string_view what, uint64_t done, uint64_t tota
 
 void Progress::evaluation(int64_t step, std::span<const EvaluationResult> results) {
   if (options_.quiet) return;
-  for (const EvaluationResult& result : results) {
-    line(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token | {}{}", step,
-                     std::to_string(options_.last_step).size(), options_.last_step, result.loss,
-                     loss_for_comparison(result.loss, options_.byte_tokens),
-                     result.name.empty() ? "" : fmt::format(" on {}", result.name)));
-  }
+  for (const EvaluationResult& result : results) evaluated(step, "validation", result);
+}
+
+void Progress::test(int64_t step, const EvaluationResult& result) {
+  if (!options_.quiet) evaluated(step, "test", result);
+}
+
+void Progress::evaluated(int64_t step, std::string_view what, const EvaluationResult& result) {
+  line(fmt::format("step {:>{}}/{} | {} loss {:.4f} nats per token | {}{}", step,
+                   std::to_string(options_.last_step).size(), options_.last_step, what, result.loss,
+                   loss_for_comparison(result.loss, options_.byte_tokens),
+                   result.name.empty() ? "" : fmt::format(" on {}", result.name)));
 }
 
 void Progress::line(const std::string& text) {

@@ -31,12 +31,14 @@ class Progress {
   // After each step, logged or not.
   void step(const StepMetrics& metrics, bool logged);
   void evaluation(int64_t step, std::span<const EvaluationResult> results);
+  void test(int64_t step, const EvaluationResult& result);
   // A live line for what goes on between two steps: "validating 3/16 batches".
   void between_steps(std::string_view what, uint64_t done, uint64_t total, std::string_view unit);
   // A line of its own, for saving and other events; also when quiet.
   void line(const std::string& text);
 
  private:
+  void evaluated(int64_t step, std::string_view what, const EvaluationResult& result);
   std::string describe(const StepMetrics& metrics);
   bool stays(const StepMetrics& metrics, bool logged) const;
   void draw(const std::string& text);

@@ -119,6 +119,14 @@ void RunLog::evaluation(int64_t step, std::vector<EvaluationResult> results, dou
   last_evaluation_ = std::move(results);
 }
 
+void RunLog::test(int64_t step, const EvaluationResult& result) {
+  if (metrics_) metrics_->test(step, result);
+  progress_->test(step, result);
+  const std::vector<TensorboardWriter::Scalar> scalars = {{"lm loss test", result.loss}};
+  write_curves(step, scalars);
+  test_loss_ = result.loss;
+}
+
 void RunLog::saved(int64_t step, double seconds) {
   if (!spec_.timer_curves) return;
   const std::vector<TensorboardWriter::Scalar> timers = {{"save-checkpoint-time", seconds}};
@@ -161,6 +169,7 @@ void RunLog::print_json(const RunSummary& summary, const StepMetrics& metrics) c
   for (const EvaluationResult& result : last_evaluation_) {
     if (!result.name.empty()) document["val_loss/" + result.name] = result.loss;
   }
+  if (test_loss_) document["test_loss"] = *test_loss_;
   document["save"] = summary.folder.empty() ? ordered_json() : ordered_json(summary.folder);
   const int64_t saved = summary.saved_step;
   document["saved_step"] = saved < 0 ? ordered_json() : ordered_json(saved);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,6 +55,8 @@ class RunLog {
   // A live line while an evaluation goes on; and its results, after this time.
   void evaluating(uint64_t done, uint64_t total) const;
   void evaluation(int64_t step, std::vector<EvaluationResult> results, double seconds);
+  // Of the test data, when the run is over.
+  void test(int64_t step, const EvaluationResult& result);
   // A checkpoint was saved, in this time.
   void saved(int64_t step, double seconds);
   // Warns of gradients much larger than before, where that is asked for.
@@ -75,6 +78,7 @@ class RunLog {
   RoutingWatch routing_watch_;
   GradientWatch gradient_watch_;
   std::vector<EvaluationResult> last_evaluation_;
+  std::optional<double> test_loss_;
 };
 
 }  // namespace troupe

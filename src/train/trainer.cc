@@ -87,6 +87,7 @@ ExitStatus Trainer::run() {
     votes = must_exit() ? kStop : 0;
   }
   save(SaveReason::asked, /*is_last=*/true);
+  if ((votes & (kStop | kInterrupt)) == 0) test();
   if (!metrics_.layers.empty()) log_.say(expert_load_chart(metrics_, kDefaultColumns));
   const bool interrupted = (votes & kInterrupt) != 0;
   if (interrupted) {
@@ -174,8 +175,10 @@ void Trainer::print_start() const {
     const std::string& name = sets[i].name;
     const SampleSource& source = *sets[i].source;
     const int64_t evaluated = evaluation_->num_samples(i);
-    text += fmt::format("Validation data{}: {} samples for each evaluation\n",
-                        name.empty() ? "" : " " + name, evaluated);
+    text += sets[i].is_test
+                ? fmt::format("Test data: {} samples, when the run is over\n", evaluated)
+                : fmt::format("Validation data{}: {} samples for each evaluation\n",
+                              name.empty() ? "" : " " + name, evaluated);
     text += describe_use(source, evaluated);
   }
   text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
@@ -317,6 +320,13 @@ void Trainer::evaluate() {
   position_.best_step = position_.step;
   position_.best_loss = loss;
   if (spec_.save.best) save(SaveReason::asked);
+}
+
+void Trainer::test() {
+  if (!evaluation_ || !evaluation_->has_test()) return;
+  const auto results = evaluation_->run(
+      [this](uint64_t done, uint64_t total) { log_.evaluating(done, total); }, /*test=*/true);
+  log_.test(position_.step, results.front());
 }
 
 void Trainer::save(SaveReason reason, bool is_last) {

@@ -64,6 +64,7 @@ class Trainer {
   void stop_if_hopeless() const;
   void note_skipped_step() const;
   void evaluate();
+  void test();
   void save(SaveReason reason, bool is_last = false);
   bool due(const std::optional<int64_t>& interval) const;
   // Whether the run ends after this step though it is not the last one.

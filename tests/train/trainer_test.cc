@@ -355,7 +355,25 @@ TEST_F(TrainerRun, EachSplitMayHaveDataOfItsOwn) {
   run({"--train-data-path", corpus, "--valid-data-path", books, news, "--multiple-validation-sets"},
       "_sets");
   EXPECT_TRUE(same("_sets", "_own")) << "the first set counts";
-  EXPECT_EQ(evaluated(save + "_sets", "val_loss/news").size(), 2U);
+  const std::vector<double> of_news = evaluated(save + "_sets", "val_loss/news");
+  ASSERT_EQ(of_news.size(), 2U);
+
+  // Once, by the weights at the end of the run; not of one that ends before.
+  const auto tested = [&](const std::string& name) {
+    std::vector<double> losses;
+    for (const json& line : lines(save + name)) {
+      if (line.contains("test_loss")) losses.push_back(line["test_loss"].get<double>());
+    }
+    return losses;
+  };
+  EXPECT_EQ(tested("_own"), std::vector<double>{of_news.back()});
+  EXPECT_TRUE(tested("_file").empty());
+  std::ofstream(*folder / "splits.json") << "{\"train\": [\"" + corpus + "\"], \"valid\": \"" +
+                                                books + "\", \"test\": \"" + news + "\"}";
+  run({"--per-split-data-args-path", *folder / "splits.json"}, "_tested");
+  EXPECT_EQ(tested("_tested"), tested("_own"));
+  run({"--data-path", corpus, "--test-data-path", news, "--exit-interval", "1"}, "_cut");
+  EXPECT_TRUE(tested("_cut").empty());
 
   run({"--mock-data"}, "_mock");
   EXPECT_EQ(logged(save + "_mock", "loss").size(), 2U);
