@@ -74,6 +74,7 @@ std::string load_text(const Verdict& verdict) {
 uint64_t checkpoint_bytes_of(const StepSpec& step) {
   RunLayout whole = layout_of_one_rank(step.model.num_layers, step.model.mtp_num_layers);
   whole.optimizer = step.layout->optimizer;
+  whole.weight_codes = step.layout->weight_codes;
   const ModelState state =
       declare_model_state(step.model, step.dtype, /*trained=*/true,
                           {.run = std::make_shared<const RunLayout>(std::move(whole)), .rank = 0});

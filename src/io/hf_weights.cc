@@ -321,22 +321,21 @@ void load_piece(const std::string& folder, const HfTensor& tensor, const StoredT
                 int64_t first, int64_t elements, int64_t place, const Parameter& parameter,
                 const StateStorage& storage, std::vector<float>& buffer) {
   const std::byte* source = read_stored(tensor, stored, first, elements, buffer);
-  const TensorView value = storage.view(parameter.value);
-  std::byte* own = static_cast<std::byte*>(value.data) +
-                   static_cast<size_t>(place - parameter.held.begin) * size_of(value.dtype);
-  convert_elements(stored.dtype, source, value.dtype, own, elements);
-  require_finite(folder, tensor, value.dtype, own, first, elements);
-  if (!parameter.master.valid()) return;
-  const IndexRange& shard = parameter.shard;
-  const int64_t from = std::max(place, shard.begin);
-  const int64_t to = std::min(place + elements, shard.end);
-  if (from >= to) return;
-  const TensorView master = storage.view(parameter.master);
-  convert_elements(stored.dtype, source + static_cast<size_t>(from - place) * size_of(stored.dtype),
-                   master.dtype,
-                   static_cast<std::byte*>(master.data) +
-                       static_cast<size_t>(from - shard.begin) * size_of(master.dtype),
-                   to - from);
+  // Those that `id` has, which holds elements `range` of the slice.
+  const auto convert = [&](StateId id, const IndexRange& range) {
+    const int64_t from = std::max(place, range.begin);
+    const int64_t to = std::min(place + elements, range.end);
+    if (!id.valid() || !storage.table()[id].is_stored || from >= to) return;
+    const TensorView view = storage.view(id);
+    std::byte* own = static_cast<std::byte*>(view.data) +
+                     static_cast<size_t>(from - range.begin) * size_of(view.dtype);
+    convert_elements(stored.dtype,
+                     source + static_cast<size_t>(from - place) * size_of(stored.dtype), view.dtype,
+                     own, to - from);
+    require_finite(folder, tensor, view.dtype, own, first + from - place, to - from);
+  };
+  convert(parameter.value, parameter.held);
+  convert(parameter.master, parameter.shard);
 }
 
 // Copies what the rank holds of the tensor.

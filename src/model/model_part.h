@@ -5,12 +5,14 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/dtype.h"
 #include "optimizer/optimizer.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 #include "parallel/pipeline_schedule.h"
+#include "program/module.h"
 #include "program/shard.h"
 
 namespace troupe {
@@ -21,6 +23,14 @@ enum class StateSharding : uint8_t {
   none,
   optimizer,   // moments and master weights: a rank updates its shard, and gives it to the others
   parameters,  // all state: values are gathered for each use, gradients summed into shards
+};
+
+// Weights that no product reads but as codes of 8 bits: they are kept as master weights alone, and
+// ranks give each other codes.
+struct WeightCodes {
+  KeptProducts kept = {};  // whose weights are not among them
+  // Scales are those of blocks, of at most kTransposedRows rows: shards have to leave these whole.
+  bool has_blocks = false;
 };
 
 // The same for all ranks: the two meshes, the stages of the pipeline, the order of its work.
@@ -39,6 +49,7 @@ struct RunLayout {
   // Of how many steps the largest elements of what products read are kept (docs/low_precision.md,
   // `delayed`); 0: of none.
   int32_t amax_history = 0;
+  std::optional<WeightCodes> weight_codes = {};
   // How many rows a rank's experts have room for where ranks share the experts, times those of an
   // even load; 0: as many as may come (docs/memory.md, "Room for experts").
   double expert_room = 0;

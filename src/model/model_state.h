@@ -40,6 +40,8 @@ struct Parameter : ParameterSpec {
   std::vector<OptimizerTensor> optimizer;
   OptimizedParameter optimized;  // as the optimizer sees it
   StateId master;                // only when `value` is bf16
+  // Ranks read codes of it alone (RunLayout::weight_codes). With masters, `value` is not stored.
+  bool is_in_codes = false;
   // f32 [experts of this rank, or 1; 3; steps], where the run keeps histories of largest elements
   // and the parameter is a matrix of a layer; of the products in 8 bits alone it becomes more than
   // zeros.

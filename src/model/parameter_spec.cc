@@ -34,6 +34,7 @@ ParameterSpec& ParameterList::add(std::string_view name, const Shape& shape,
   spec.whole_shape = shape;
   spec.cuts = options.cuts;
   spec.gradient_class = options.gradient_class;
+  spec.products = options.products;
   spec.active_elements = options.active_elements < 0 ? shape.elements() : options.active_elements;
   parameters_.push_back(std::move(spec));
   return parameters_.back();

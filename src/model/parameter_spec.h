@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/shape.h"
 #include "model/model_config.h"
 #include "parallel/layout.h"
+#include "program/module.h"
 
 namespace troupe {
 
@@ -63,10 +65,12 @@ struct ParameterSpec {
   bool is_with_mtp = false;        // or that with the layers of multi-token prediction
   bool is_of_mtp = false;          // beside the layer that one of multi-token prediction has
   bool is_matrix = false;          // or one for each expert; else norms and biases
-  bool is_outer = false;           // embedding or head, which may have their own learning rate
-  bool is_qk_norm = false;         // whose weight decay is an option
-  bool is_fused = false;           // the sections of its rows are matrices of their own
-  bool decay = true;               // weight decay applies (not to norms and biases)
+  // Whose products read it, where no others do: all of these can be in 8 bits.
+  std::optional<ProductGroup> products = {};
+  bool is_outer = false;    // embedding or head, which may have their own learning rate
+  bool is_qk_norm = false;  // whose weight decay is an option
+  bool is_fused = false;    // the sections of its rows are matrices of their own
+  bool decay = true;        // weight decay applies (not to norms and biases)
   // How the elements start: normal with deviation `init_std`, or uniform between -init_bound and
   // init_bound; where both are 0 all are `init_constant`.
   double init_std = 0;
@@ -105,6 +109,7 @@ class ParameterList {
     // A projection into the residual stream starts smaller, so that the variance of that does not
     // grow with depth (Megatron: scaled output initialisation).
     bool is_into_stream = false;
+    std::optional<ProductGroup> products = {};  // ParameterSpec::products
   };
 
   // A matrix, or one for each expert, which starts as the model's options say.

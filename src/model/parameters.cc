@@ -13,6 +13,7 @@
 #include "model/parameter_owners.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
 #include "ops/precision/amax_history/amax_history.h"
+#include "ops/precision/scale_blocks.h"
 
 namespace troupe {
 namespace {
@@ -23,6 +24,17 @@ bool keeps_blocks(const std::vector<IndexRange>& ranges, int64_t extent) {
     return range.begin % kMomentBlock == 0 &&
            (range.end % kMomentBlock == 0 || range.end == extent);
   });
+}
+
+// Do the shards of a tensor leave the blocks of its matrices' scales whole?
+bool keeps_scales(const Shape& shape, const Shard& shard) {
+  if (shard.count == 1 || shard.owner >= 0) return true;
+  if (shape[shape.rank() - 2] % kTransposedRows != 0) return false;
+  for (int32_t place = 1; place < shard.count; ++place) {
+    const IndexRange range = shard_of(shape, {.place = place, .count = shard.count});
+    if (range.begin / shape.back() % kTransposedRows != 0) return false;
+  }
+  return true;
 }
 
 class Declaration {
@@ -77,6 +89,7 @@ class Declaration {
     parameter.shard = shard_of(shape, shard);
     const bool is_sharded = part_.run->sharding == StateSharding::parameters;
     parameter.held = is_sharded ? parameter.shard : IndexRange{0, shape.elements()};
+    parameter.is_in_codes = trained_ && is_in_codes(spec, shape, shard);
     const Shape kept = shape_of_shard(shape, shard);
     const Shape& held = is_sharded ? kept : shape;
     const auto add_state = [&](const std::string& prefix, DType type, const Shape& of, Role role) {
@@ -93,6 +106,12 @@ class Declaration {
       parameter.gradient = add_state("grad.", gradient, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) add_optimizer_state(parameter, dtype, kept, add_state);
+      // Also of an empty shard, whose codes are given to the others as those of any.
+      const bool has_master = kept.elements() > 0 || parameter.is_in_codes;
+      if (dtype != wide && has_master) {
+        parameter.master = add_state(kMasterPrefix, wide, kept, Role::optimizer);
+      }
+      table_->at(parameter.value).is_stored = !(parameter.is_in_codes && dtype != wide);
     }
     if (part_.run->amax_history > 0 && spec.is_matrix && !spec.is_outer && spec.layer >= 0) {
       const int64_t matrices = spec.gradient_class == GradientClass::expert ? shape[0] : 1;
@@ -131,8 +150,12 @@ class Declaration {
                        keeps_blocks(parameter.slice.ranges.back(), parameter.whole_shape.back()),
                    "blocks of moments are cut: " + parameter.full_name());
     }
-    const DType wide = accumulation_dtype(dtype);
-    if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
+  }
+
+  bool is_in_codes(const ParameterSpec& spec, const Shape& shape, const Shard& shard) const {
+    const std::optional<WeightCodes>& codes = part_.run->weight_codes;
+    return codes && spec.products && !keeps_products(codes->kept, spec.layer, *spec.products) &&
+           (!codes->has_blocks || keeps_scales(shape, shard));
   }
 
   // As Megatron chooses them: in their order, until that many elements are reached.

@@ -13,6 +13,9 @@
 
 namespace troupe {
 
+// With the parameter's name the name of its master weights.
+inline constexpr const char* kMasterPrefix = "master.";
+
 // Declares the state of a rank's part of the model. `dtype` is that of the weights, except those of
 // norms, which have its accumulation type, as master weights do, and gradients and moments unless
 // part.run says otherwise. `trained` adds gradients and optimizer state. A layout that

@@ -13,7 +13,7 @@ RankParameters count_parameters(const ModelState& state, const Layout& layout,
     const StateTensor& tensor = (*state.table)[parameter.value];
     const int64_t elements = slice_of(parameter, layout, rank).elements();
     (parameter.gradient_class == GradientClass::expert ? count.expert : count.dense) += elements;
-    count.bytes += static_cast<uint64_t>(elements) * size_of(tensor.dtype);
+    if (tensor.is_stored) count.bytes += static_cast<uint64_t>(elements) * size_of(tensor.dtype);
   }
   return count;
 }

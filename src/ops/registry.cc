@@ -64,6 +64,7 @@
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
+#include "ops/precision/transpose_codes/transpose_codes.h"
 #include "ops/products/embedding/embedding.h"
 #include "ops/products/head_linear/head_linear.h"
 #include "ops/products/linear/linear.h"
@@ -214,6 +215,7 @@ constexpr std::array kOperations = {
     &kTokenCount,
     &kTokenShare,
     &kTokenMean,
+    &kTransposeCodes,
     &kSplitColumnGroups,
     &kJoinColumnGroups,
     &kSigmoidGate,

@@ -235,6 +235,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
           .optimizer = std::move(optimizer),
           .optimizer_offload = optimizer_offload_of(options),
           .amax_history = amax_history_of(options),
+          .weight_codes = weight_codes_of(options, config),
           .expert_room = options.moe_expert_rank_capacity_factor.value_or(0),
           .is_staged = is_staged};
 }

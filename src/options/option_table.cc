@@ -967,6 +967,13 @@ constexpr OptionSpec kOptions[] = {
      .group = kModel,
      .help = "With --fp8-format: gradients of weights keep --compute-dtype.",
      .commands = kShape},
+    {.name = "fp8-param-gather",
+     .member = &Options::fp8_param_gather,
+     .group = kModel,
+     .help = "With --fp8-format: weights of products in 8 bits are kept as master weights alone, "
+             "without a bf16 copy, and ranks that share them gather their codes "
+             "(--use-distributed-optimizer, --use-megatron-fsdp).",
+     .commands = kShape},
     {.name = "first-last-layers-bf16",
      .member = &Options::first_last_layers_bf16,
      .group = kModel,

@@ -296,6 +296,7 @@ struct Options {
   std::optional<AmaxChoice> fp8_amax_compute_algo;
   std::optional<int32_t> fp8_margin;
   bool no_fp8_wgrad = false;
+  bool fp8_param_gather = false;
   bool first_last_layers_bf16 = false;
   std::optional<int32_t> num_layers_at_start_in_bf16;
   std::optional<int32_t> num_layers_at_end_in_bf16;

@@ -41,8 +41,6 @@ constexpr std::string_view kAll = "all";
 constexpr std::string_view kNone = "none";
 constexpr std::string_view kAuto = "auto";
 
-using KeptProducts = decltype(PrecisionOptions::kept);
-
 // The layers that an entry of --fp8-modules names after its colon, which are `text`.
 IndexRange layers_of(std::string_view entry, std::string_view text, int32_t layers) {
   const auto refuse = [&] {
@@ -158,12 +156,20 @@ int32_t amax_history_of(const Options& options) {
   return recipe_of(options) == Recipe::delayed ? options.fp8_amax_history_len.value_or(1) : 0;
 }
 
+std::optional<WeightCodes> weight_codes_of(const Options& options, const ModelConfig& config) {
+  if (!options.fp8_param_gather || !options.fp8_format) return std::nullopt;
+  const Recipe recipe = recipe_of(options);
+  return WeightCodes{.kept = precision_options_of(options, config).kept,
+                     .has_blocks = recipe == Recipe::blockwise || recipe == Recipe::mxfp8};
+}
+
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config) {
   PrecisionOptions chosen{.messages = message_rounding_of(options, config)};
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
     refuse_without(!options.fp8_modules.empty(), "fp8-modules", "fp8-format");
     refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
+    refuse_without(options.fp8_param_gather, "fp8-param-gather", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
     refuse_without(options.log_fp8_saturation, "log-fp8-saturation", "fp8-format");
   }

@@ -6,11 +6,13 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "model/model_config.h"
+#include "model/model_part.h"
 #include "options/options.h"
 #include "passes/precision.h"
 
@@ -27,6 +29,9 @@ bool leaves_fp8_modules_open(const std::vector<std::string>& names);
 
 // RunLayout::amax_history.
 int32_t amax_history_of(const Options& options);
+
+// RunLayout::weight_codes.
+std::optional<WeightCodes> weight_codes_of(const Options& options, const ModelConfig& config);
 
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config);
 

@@ -27,7 +27,8 @@ RankGroup group_of(const Op& op) {
 }
 
 // What the operation hands over, or what it gets: what all ranks must have alike. State is, if
-// nothing else takes part: where a rank keeps a shard of something, others may keep more of it.
+// nothing else takes part: where a rank keeps a shard of something, others may keep more of it. So
+// are other shards left out.
 std::vector<ValueId> tensors_of(const Program& program, const Op& op) {
   const auto is_kept = [&](ValueId id) {
     if (!id.valid()) return false;
@@ -35,6 +36,7 @@ std::vector<ValueId> tensors_of(const Program& program, const Op& op) {
     return is_state(role) || role == Role::metric;
   };
   std::vector<ValueId> tensors;
+  if (op.spec->gathers_shards) return {program.outputs(op).begin(), program.outputs(op).end()};
   for (const auto operands : {program.inputs(op), program.outputs(op)}) {
     std::remove_copy_if(operands.begin(), operands.end(), std::back_inserter(tensors), is_kept);
     if (!tensors.empty()) return tensors;

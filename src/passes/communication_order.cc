@@ -39,11 +39,8 @@ bool sums_gradients(const Program& program, const Op& op) {
 
 }  // namespace
 
-bool gathers_parameters(const Program& program, const Op& op) {
-  const auto outputs = program.outputs(op);
-  return is_collective_of(program, op, [](Role role) { return role == Role::parameter; }) &&
-         std::ranges::none_of(outputs,
-                              [&](ValueId id) { return is_state(program.value(id).role); });
+bool gathers_parameters(const Op& op) {
+  return op.spec->gathers_shards && op.place.micro_batch >= 0;
 }
 
 std::vector<int32_t> order_gradient_sums_early(const Program& program) {
@@ -101,15 +98,27 @@ std::vector<int32_t> order_gathers_early(const Program& program) {
     if (!continues) stretches.emplace_back();
     if (!continues || !is_guest) last = &op.place;
     Stretch& own = stretches.back();
-    (gathers_parameters(program, op) ? own.gathers : own.others).push_back(index);
+    (gathers_parameters(op) ? own.gathers : own.others).push_back(index);
   }
   std::vector<int32_t> order;
   const auto append = [&](const std::vector<int32_t>& ops) {
     order.insert(order.end(), ops.begin(), ops.end());
   };
+  // Do they read what is computed there?
+  const auto read_from = [&](const std::vector<int32_t>& gathers, const std::vector<int32_t>& ops) {
+    return std::ranges::any_of(gathers, [&](int32_t gather) {
+      const ValueId shard = program.inputs(program.op(gather))[0];
+      return std::ranges::any_of(ops, [&](int32_t index) {
+        return std::ranges::count(program.outputs(program.op(index)), shard) > 0;
+      });
+    });
+  };
+  bool is_ahead = false;  // the stretch's gathers are issued already
   for (size_t i = 0; i < stretches.size(); ++i) {
-    if (i == 0) append(stretches[i].gathers);
-    if (i + 1 < stretches.size()) append(stretches[i + 1].gathers);
+    if (!is_ahead) append(stretches[i].gathers);
+    is_ahead =
+        i + 1 < stretches.size() && !read_from(stretches[i + 1].gathers, stretches[i].others);
+    if (is_ahead) append(stretches[i + 1].gathers);
     append(stretches[i].others);
   }
   return order;

@@ -10,8 +10,8 @@
 
 namespace troupe {
 
-// A collective that reads parameters and nothing else.
-bool gathers_parameters(const Program& program, const Op& op);
+// Brings the shards of a parameter, or of its codes, together for one pass through its layer.
+bool gathers_parameters(const Op& op);
 
 // Moves each sum of main gradients up, right after the last operation that changes one. Sums over
 // groups that span the pipeline stay: their ranks complete the gradients at different times, and

@@ -9,8 +9,7 @@ StateLayout::StateLayout(const StateTable& state) {
     for (int32_t i = 0; i < state.size(); ++i) {
       const StateTensor& tensor = state[StateId{i}];
       if ((tensor.role == Role::gradient) != gradients) continue;
-      const uint64_t size = MemoryPlan::aligned(static_cast<uint64_t>(tensor.shape.elements()) *
-                                                size_of(tensor.dtype));
+      const uint64_t size = MemoryPlan::aligned(tensor.bytes());
       uint64_t& arena = tensor.on_host ? host_bytes : bytes;
       offset[static_cast<size_t>(i)] = arena;
       arena += size;

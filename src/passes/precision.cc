@@ -11,6 +11,7 @@
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_product.h"
+#include "passes/weight_codes.h"
 #include "program/rewrite.h"
 
 namespace troupe {
@@ -27,6 +28,8 @@ class PrecisionPass {
         rewrite_(program),
         histories_(program, rewrite_, layout_, options.delayed, skip),
         code_counting_(state, code_metrics),
+        weights_(program, rewrite_, state),
+        gathered_from_(program.value_count()),
         definer_(program.value_count(), -1),
         first_product_(program.value_count(), -1),
         replaced_(program.value_count()) {}
@@ -35,6 +38,7 @@ class PrecisionPass {
     const int32_t count = program_.op_count();
     for (int32_t index = 0; index < count; ++index) {
       if (is_lowered(program_.op(index))) note_needs(index);
+      if (program_.op(index).spec == &kGatherParameter) note_gather(index);
     }
     if (is_delayed() || code_counting_.is_wanted()) find_map_operands(count);
     const std::map<int32_t, int32_t> records = places_of_records(segments);
@@ -51,6 +55,7 @@ class PrecisionPass {
     if (is_delayed() && histories_.records()) histories_.update();
     std::vector<int32_t> order = rewrite_.order();
     move_segments(segments, rewrite_.new_begins());
+    check_stored(program_, order);
     return order;
   }
 
@@ -74,25 +79,36 @@ class PrecisionPass {
     if (form == nullptr || op.place.layer < 0) return false;
     if (form->allowed != nullptr && !form->allowed(op.attributes)) return false;
     if (!options_.weight_gradients && is_weight_gradient(*form)) return false;
-    const auto layer = static_cast<size_t>(op.place.layer);
-    return layer >= options_.kept.size() ||
-           !options_.kept[layer][static_cast<size_t>(product_group(op.place.module))];
+    return !keeps_products(options_.kept, op.place.layer, product_group(op.place.module));
   }
 
   bool is_delayed() const { return options_.recipe == Fp8Recipe::delayed; }
+
+  // Of a weight, which may have been gathered.
+  StateId state_of(ValueId weight) const {
+    if (gathered_from_.has(weight) && gathered_from_[weight].valid()) {
+      weight = gathered_from_[weight];
+    }
+    return program_.value(weight).state;
+  }
+
+  // Weights whose codes are gathered are not gathered themselves: nothing but products reads them.
+  void note_gather(int32_t index) {
+    const ValueId shard = program_.inputs(program_.op(index))[0];
+    gathered_from_[program_.outputs(program_.op(index))[0]] = shard;
+    if (weights_.search(program_.value(shard).state) != nullptr) rewrite_.remove(index);
+  }
 
   // The parameter that a product reads; invalid where it reads none.
   StateId parameter_of(const Op& op) const {
     const QuantizedForm& form = *op.spec->quantized;
     for (size_t i = 0; i < 2; ++i) {
       if (form.operands[i].kind != Operand::Kind::weight) continue;
-      ValueId weight = program_.inputs(op)[i];
-      if (gathered_from_.has(weight) && gathered_from_[weight].valid()) {
-        weight = gathered_from_[weight];
-      }
-      const Value& value = program_.value(weight);
-      TROUPE_CHECK(is_state(value.role), "a product in 8 bits of no parameter: " + value.name);
-      return value.state;
+      const ValueId weight = program_.inputs(op)[i];
+      const StateId parameter = state_of(weight);
+      TROUPE_CHECK(parameter.valid(),
+                   "a product in 8 bits of no parameter: " + program_.value(weight).name);
+      return parameter;
     }
     return {};
   }
@@ -100,12 +116,8 @@ class PrecisionPass {
   // Each operand belongs to the map whose weight is multiplied with it: forward, or by its data
   // gradient.
   void find_map_operands(int32_t count) {
-    gathered_from_ = IdVector<ValueId, ValueId>(program_.value_count());
     for (int32_t index = 0; index < count; ++index) {
       const Op& op = program_.op(index);
-      for (const ValueId input : program_.inputs(op)) {
-        if (op.spec == &kGatherParameter) gathered_from_[program_.outputs(op)[0]] = input;
-      }
       if (!is_lowered(op)) continue;
       const StateId map = parameter_of(op);
       if (!map.valid()) continue;
@@ -229,14 +241,22 @@ class PrecisionPass {
       return quantization.codes;
     }
     const Place place = program_.op(index).place;
-    const ValueId value = program_.inputs(program_.op(index))[operand];
+    ValueId value = program_.inputs(program_.op(index))[operand];
+    const std::string name = program_.value(value).name + "_q";
     const auto kind = program_.op(index).spec->quantized->operands[operand].kind;
+    if (const Parameter* weight = weights_.search(state_of(value))) {
+      if (weights_.is_sharded(*weight)) {
+        quantization.codes = gathered(index, *weight, value, quantization, name);
+        return quantization.codes;
+      }
+      value = program_.state_value(WeightShards::source_of(*weight));
+      quantization.attributes.rounds = weight->master.valid();
+    }
     int32_t before = index;
     Place at = place;
     if (kind == Operand::Kind::weight && is_state(program_.value(value).role)) {
       before = 0;
-      at.phase = Phase::forward;
-      at.micro_batch = -1;
+      at = beginning(place);
     } else if (kind == Operand::Kind::activation) {
       const int32_t product = first_product(value, index);
       const int32_t made_by = maker_beside(value, product);
@@ -252,11 +272,11 @@ class PrecisionPass {
     const bool needs_offsets = kind != Operand::Kind::weight &&
                                (attributes.has_transposed() || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
-    const std::string name = program_.value(value).name + "_q";
     const ValueId delayed = is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
-      const ValueId amax =
-          is_delayed() ? delayed : whole_amax(builder, value, offsets, of_experts.valid(), name);
+      const ValueId amax = is_delayed() ? delayed
+                                        : whole_amax(builder, value, offsets, of_experts.valid(),
+                                                     attributes.rounds, name);
       const Quantized codes = quantize(builder, value, offsets, amax, attributes, name);
       if (is_recorded && code_counting_.is_wanted() && codes.rows.codes.valid()) {
         code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
@@ -265,6 +285,50 @@ class PrecisionPass {
     });
     if (attributes.measures) histories_.note(quantization.slots, quantization.codes.amax);
     return quantization.codes;
+  }
+
+  // Of what is done once in a step for operations at `place`.
+  static Place beginning(Place place) {
+    place.phase = Phase::forward;
+    place.micro_batch = -1;
+    return place;
+  }
+
+  // Of a weight of which ranks quantise a shard each; `value` stood for it.
+  Quantized gathered(int32_t index, const Parameter& weight, ValueId value,
+                     const Quantization& quantization, const std::string& name) {
+    const Place place = program_.op(index).place;
+    const bool once = is_state(program_.value(value).role);
+    Quantized& shard = shards_[weight.value.index];
+    if (!shard.rows.codes.valid()) {
+      // By forwards and backwards, whose needs are apart where all state is sharded.
+      QuantizeAttributes whole = quantization.attributes;
+      const auto other = quantizations_.find({value.index, -1, whole.format, true});
+      if (!once && other != quantizations_.end()) {
+        whole = in_both_orders(whole, other->second.attributes);
+      }
+      QuantizeAttributes attributes = weights_.of_shard(weight, whole);
+      attributes.measures = is_delayed() && histories_.records();
+      const bool of_experts = offsets_of(index).valid();
+      const ValueId delayed =
+          is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
+      shard = rewrite_.insert_before(0, beginning(place), [&](Builder& builder) {
+        ValueId amax = delayed;
+        if (options_.recipe == Fp8Recipe::tensorwise) {
+          amax = amax_of_parts(builder, layout_, weights_.amax_of_all(builder, weight, name),
+                               of_experts, name);
+        }
+        const Quantized codes = quantize(builder, builder.state(WeightShards::source_of(weight)),
+                                         {}, amax, attributes, name + "_shard");
+        if (histories_.records() && code_counting_.is_wanted()) {
+          code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
+        }
+        return codes;
+      });
+      if (attributes.measures) histories_.note(quantization.slots, shard.amax);
+    }
+    return weights_.gather(weight, shard, quantization.attributes, value, once ? 0 : index,
+                           once ? beginning(place) : place);
   }
 
   // A gathered weight is measured in forwards alone.
@@ -295,15 +359,12 @@ class PrecisionPass {
 
   // Of a tensor with one scale of which this rank has a part: the largest elements of all parts,
   // one rank's after the other's. Invalid where the rank's own are enough.
-  ValueId whole_amax(Builder& builder, ValueId value, ValueId offsets, bool of_experts,
+  ValueId whole_amax(Builder& builder, ValueId value, ValueId offsets, bool of_experts, bool rounds,
                      const std::string& name) const {
     if (options_.recipe != Fp8Recipe::tensorwise) return {};
-    const bool spread = of_experts && layout_.ep() > 1;
-    const AllGatherAttributes all{.group = spread ? RankGroup::etp : RankGroup::tp_cp,
-                                  .ranks = spread ? layout_.etp() : layout_.tp() * layout_.cp()};
-    if (all.ranks == 1) return {};
-    const ValueId own = block_amax(builder, value, offsets, {}, name + "_amax");
-    return all_gather(builder, own, all, name + "_amax_all");
+    if (ranks_of_parts(layout_, of_experts).ranks == 1) return {};
+    const ValueId own = block_amax(builder, value, offsets, {.rounds = rounds}, name + "_amax");
+    return amax_of_parts(builder, layout_, own, of_experts, name);
   }
 
   template <class T>
@@ -318,6 +379,8 @@ class PrecisionPass {
   Rewrite rewrite_;
   AmaxHistories histories_;
   CodeCounting code_counting_;
+  WeightShards weights_;
+  std::map<int32_t, Quantized> shards_;       // of such weights, by state
   IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   IdVector<ValueId, int32_t> first_product_;  // that reads it

@@ -11,7 +11,8 @@
 //                           for the backward pass
 //   weights                 once, at the beginning of the step, where they are state. Gathered ones
 //                           (sharded parameters) once in each pass through the layer, so that their
-//                           codes are not kept between
+//                           codes are not kept between. Those that are kept as master weights
+//                           alone by these (passes/weight_codes.h)
 // Gradients pass quantisation as if it were not there: the derivatives are those of the products
 // before, taken at the quantised operands.
 //
@@ -21,7 +22,6 @@
 // for parameters (StateTensor::amax_history).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -40,8 +40,7 @@ struct PrecisionOptions {
   Fp8Recipe recipe = Fp8Recipe::none;
   Fp8Format format = Fp8Format::e4m3;
   MessageRounding messages = {};  // with any recipe, or none
-  // By layer and group: whose products keep their precision. None do of layers that are not here.
-  std::vector<std::array<bool, kProductGroupCount>> kept = {};
+  KeptProducts kept = {};
   bool weight_gradients = true;  // else their products keep their precision
   DelayedScaling delayed = {};   // of that recipe
   bool counts_codes = false;     // measures TrainingStep::code_metrics

@@ -273,7 +273,8 @@ void gather_parameters_over_ranks(Builder& builder, const ModelState& state,
   std::map<RankGroup, ShardedTensors> values_of;
   for (const Parameter& parameter : parameters) {
     const GradientClass gradient = parameter.gradient_class;
-    if (state.part.shard(gradient).count == 1) continue;
+    if (state.part.shard(gradient).count == 1 || !(*state.table)[parameter.value].is_stored)
+      continue;
     values_of[shard_groups(gradient, state.part).within].add(builder.state(parameter.value),
                                                              parameter.owner);
   }

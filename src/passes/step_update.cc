@@ -49,18 +49,18 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     if (options.decoupled_learning_rate && parameter.is_outer) {
       own.learning_rate = step.decoupled_learning_rate;
     }
-    const ValueId value = builder.state(parameter.value);
+    const StateTensor& value = (*state.table)[parameter.value];
     const ValueId gradient = builder.state(parameter.gradient);
     state.part.run->optimizer->emit_update(
         builder,
         {.what = parameter.optimized,
-         .parameter = value,
+         .parameter = value.is_stored ? builder.state(parameter.value) : ValueId{},
          .gradient = gradient,
          .master = parameter.master.valid() ? builder.state(parameter.master) : ValueId{},
          .tensors = parameter.optimizer,
          .first = parameter.shard.begin - parameter.held.begin,
          .decay = parameter.decay || (options.decay_qk_norms && parameter.is_qk_norm),
-         .name = builder.value(value).name},
+         .name = value.name},
         own);
   }
   builder.place.layer = Place{}.layer;

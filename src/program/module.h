@@ -5,8 +5,10 @@
 // compared by address. Any thread may read them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <set>
+#include <vector>
 
 namespace troupe {
 
@@ -34,6 +36,14 @@ struct ModuleSpec {
 
 inline ProductGroup product_group(const ModuleSpec* module) {
   return module == nullptr ? ProductGroup::none : module->products;
+}
+
+// By layer and group: whose products keep their precision. None do of layers that are not here.
+using KeptProducts = std::vector<std::array<bool, kProductGroupCount>>;
+
+inline bool keeps_products(const KeptProducts& kept, int32_t layer, ProductGroup group) {
+  const auto index = static_cast<size_t>(layer);
+  return index < kept.size() && kept[index][static_cast<size_t>(group)];
 }
 
 using ModuleSet = std::set<const ModuleSpec*>;

@@ -145,6 +145,8 @@ struct OpSpec {
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
+  // Of a collective: it brings shards of a tensor together, of which ranks may have some each.
+  bool gathers_shards = false;
   // Of an operation with a group: what a rank of `ranks` members sends in a run. nullptr: nothing.
   LinkTraffic (*links)(const OpView&, int32_t ranks) = nullptr;
   // Of a message between two ranks of that group, which its other members do not run. nullptr: all

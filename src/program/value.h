@@ -71,7 +71,12 @@ struct StateTensor {
   // Of a parameter: the largest elements of what its products read in steps before
   // (ops/precision/amax_history/amax_history.h); invalid where none are kept.
   StateId amax_history = {};
-  bool on_host = false;  // programs on a GPU read and write it in the host's memory
+  bool on_host = false;   // programs on a GPU read and write it in the host's memory
+  bool is_stored = true;  // else it has no memory, and no finished program reads or writes it
+
+  uint64_t bytes() const {
+    return is_stored ? static_cast<uint64_t>(shape.elements()) * size_of(dtype) : 0;
+  }
 };
 
 // The state of one rank. Filled while the model is declared, constant afterwards; programs hold it

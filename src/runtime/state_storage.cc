@@ -19,6 +19,7 @@ StateStorage::StateStorage(std::shared_ptr<const StateTable> table, Device devic
 
 TensorView StateStorage::view(StateId id) const {
   const StateTensor& tensor = (*table_)[id];
+  TROUPE_CHECK(tensor.is_stored, "a tensor without memory is read: " + tensor.name);
   std::byte* const base = tensor.on_host ? host_.data() : arena_.data();
   return {base + layout_.offset[static_cast<size_t>(id.index)], tensor.dtype, tensor.shape,
           nullptr};

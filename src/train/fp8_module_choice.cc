@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/precision/quantize/quantize.h"
+#include "ops/precision/transpose_codes/transpose_codes.h"
 #include "options/cluster_options.h"
 #include "options/model_options.h"
 #include "options/precision_options.h"
@@ -42,7 +43,7 @@ GroupTimes times_of(const Program& program, const GpuModel& gpu) {
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     std::set<ProductGroup> groups;
-    if (op.spec == &kQuantize || op.spec == &kBlockAmax) {
+    if (op.spec == &kQuantize || op.spec == &kBlockAmax || op.spec == &kTransposeCodes) {
       for (const ValueId id : program.outputs(op)) {
         const auto& own = readers[static_cast<size_t>(id.index)];
         groups.insert(own.begin(), own.end());

@@ -44,7 +44,7 @@ void initialize_parameters(const ModelState& state, const StateStorage& storage,
   for (const Parameter& parameter : state.parameters) {
     const std::vector<SliceRun> runs = runs_of(parameter.slice, parameter.whole_shape);
     for (const StateId id : {parameter.value, parameter.master}) {
-      if (!id.valid()) continue;
+      if (!id.valid() || !(*state.table)[id].is_stored) continue;
       const TensorView view = storage.view(id);
       const IndexRange& held =
           id.index == parameter.master.index ? parameter.shard : parameter.held;

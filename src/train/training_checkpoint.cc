@@ -13,6 +13,7 @@
 #include <string_view>
 #include <unistd.h>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -199,6 +200,7 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
   };
   for (const Parameter& parameter : state.parameters) {
     for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.held)) {
+      if (!(*state.table)[parameter.value].is_stored) break;
       if (holders != nullptr && !holders->values.is_lowest(parameter, piece)) continue;
       add(parameter.value, parameter.whole_shape, piece);
     }
@@ -695,34 +697,24 @@ void leave_out_new_histories(const Checkpoint& checkpoint, std::vector<SliceToLo
   });
 }
 
-}  // namespace
-
-void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
-                         const ModelState& state, const StateStorage& storage,
-                         const WorkReport& report, bool with_optimizer) {
-  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  std::vector<SliceToLoad> slices = slices_of<SliceToLoad>(state, storage, nullptr, with_optimizer);
-  leave_out_new_histories(checkpoint, slices);
-  std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
-  if (state.trained && with_optimizer) roles.push_back(CheckpointRole::optimizer);
-  // What else the checkpoint may hold: what other ranks load of the same model, and the files,
-  // which belong to the facts.
-  std::vector<std::string> elsewhere = names_of_files(checkpoint);
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
-    if (tensor.name.starts_with(kAmaxHistoryPrefix)) elsewhere.push_back(tensor.name);
+// Weights that were kept as master weights alone (RunLayout::weight_codes), and are not here.
+std::vector<const Parameter*> leave_out_values_of_masters(const Checkpoint& checkpoint,
+                                                          const ModelState& state,
+                                                          std::vector<SliceToLoad>& slices) {
+  std::unordered_set<std::string_view> stored;
+  for (const StoredTensor& tensor : checkpoint.tensors()) stored.insert(tensor.name);
+  std::vector<const Parameter*> parameters;
+  std::unordered_set<std::string_view> names;
+  for (const Parameter& parameter : state.parameters) {
+    const StateTensor& value = (*state.table)[parameter.value];
+    if (!value.is_stored || stored.contains(value.name)) continue;
+    if (!stored.contains(kMasterPrefix + value.name)) continue;
+    parameters.push_back(&parameter);
+    names.insert(value.name);
   }
-  RunLayout one = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
-  one.optimizer = state.part.run->optimizer;
-  const ModelState whole =
-      declare_model_state(config, state.dtype, state.trained,
-                          {.run = std::make_shared<const RunLayout>(std::move(one)), .rank = 0});
-  for (int32_t i = 0; i < whole.table->size(); ++i) {
-    elsewhere.push_back((*whole.table)[StateId{i}].name);
-  }
-  checkpoint.load(slices, roles, elsewhere, report);
+  std::erase_if(slices, [&](const SliceToLoad& slice) { return names.contains(slice.name); });
+  return parameters;
 }
-
-namespace {
 
 // Fills tensors of a state from stored ones of the same shapes, whatever their dtypes.
 class WeightsLoader {
@@ -841,7 +833,8 @@ class WeightsLoader {
 
 void require_finite(const std::string& path, const ModelState& state, const StateStorage& storage) {
   for (const Parameter& parameter : state.parameters) {
-    const TensorView view = storage.view(parameter.value);
+    const bool has_value = (*state.table)[parameter.value].is_stored;
+    const TensorView view = storage.view(has_value ? parameter.value : parameter.master);
     const int64_t at = first_not_finite(view.dtype, view.data, view.shape.elements());
     if (at < 0) continue;
     throw_failed(
@@ -854,6 +847,52 @@ void require_finite(const std::string& path, const ModelState& state, const Stat
 }
 
 }  // namespace
+
+void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
+                         const ModelState& state, const StateStorage& storage,
+                         const WorkReport& report, bool with_optimizer) {
+  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+  std::vector<SliceToLoad> slices = slices_of<SliceToLoad>(state, storage, nullptr, with_optimizer);
+  leave_out_new_histories(checkpoint, slices);
+  const std::vector<const Parameter*> without_values =
+      leave_out_values_of_masters(checkpoint, state, slices);
+  std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
+  if (state.trained && with_optimizer) roles.push_back(CheckpointRole::optimizer);
+  // What else the checkpoint may hold: what other ranks load of the same model, and the files,
+  // which belong to the facts.
+  std::vector<std::string> elsewhere = names_of_files(checkpoint);
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name.starts_with(kAmaxHistoryPrefix)) elsewhere.push_back(tensor.name);
+  }
+  RunLayout one = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
+  one.optimizer = state.part.run->optimizer;
+  const ModelState whole =
+      declare_model_state(config, state.dtype, state.trained,
+                          {.run = std::make_shared<const RunLayout>(std::move(one)), .rank = 0});
+  for (int32_t i = 0; i < whole.table->size(); ++i) {
+    elsewhere.push_back((*whole.table)[StateId{i}].name);
+  }
+  checkpoint.load(slices, roles, elsewhere, report);
+  // Weights and master weights of which the checkpoint has the other.
+  WeightsLoader loader(checkpoint, state, storage);
+  for (const Parameter* parameter : without_values) {
+    const std::string& value = (*state.table)[parameter->value].name;
+    loader.add(kMasterPrefix + value, CheckpointRole::optimizer, parameter->whole_shape,
+               parameter->value, pieces_of(parameter->slice, parameter->held));
+  }
+  if (!with_optimizer) {
+    for (const Parameter& parameter : state.parameters) {
+      if ((*state.table)[parameter.value].is_stored) continue;
+      const std::string& value = (*state.table)[parameter.value].name;
+      const bool from_value = !loader.is_stored(kMasterPrefix + value);
+      loader.add(from_value ? value : kMasterPrefix + value,
+                 from_value ? CheckpointRole::parameter : CheckpointRole::optimizer,
+                 parameter.whole_shape, parameter.master,
+                 pieces_of(parameter.slice, parameter.shard));
+    }
+  }
+  loader.load(std::move(elsewhere), report);
+}
 
 void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
                              const ModelConfig& config, const ModelState& state,
@@ -874,7 +913,9 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
                  parameter.whole_shape, target, pieces_of(parameter.slice, range));
     };
     const bool same = loader.is_stored_as(value, (*state.table)[parameter.value].dtype);
-    add(!same && !master.empty(), parameter.value, parameter.held);
+    if ((*state.table)[parameter.value].is_stored) {
+      add(!same && !master.empty(), parameter.value, parameter.held);
+    }
     if (parameter.master.valid()) add(!master.empty(), parameter.master, parameter.shard);
   }
   for (const StateId id : state.expert_biases) {
@@ -908,6 +949,7 @@ void reset_optimizer(const ModelState& state, const StateStorage& storage, bool 
       clear(tensor.scales);
     }
     if (!masters_too || !parameter.master.valid()) continue;
+    if (!(*state.table)[parameter.value].is_stored) continue;  // the master is what was loaded
     const TensorView master = storage.view(parameter.master);
     const TensorView value = storage.view(parameter.value);
     TROUPE_CHECK(master.dtype == DType::f32 && value.dtype == DType::bf16,

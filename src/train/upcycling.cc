@@ -131,7 +131,7 @@ void fill(const Parameter& parameter, const StateStorage& storage, const ValuesA
   const std::vector<SliceRun> runs = runs_of(parameter.slice, parameter.whole_shape);
   double values[kBlock];
   const auto fill_tensor = [&](StateId id, const IndexRange& range) {
-    if (!id.valid()) return;
+    if (!id.valid() || !storage.table()[id].is_stored) return;
     const TensorView view = storage.view(id);
     auto* const data = static_cast<std::byte*>(view.data);
     for (const SliceRun& run : runs_within(runs, range)) {

@@ -94,6 +94,62 @@ class LowPrecision(unittest.TestCase):
                                  HERE.folder / name)
             self.assertLess(losses[-1], losses[0], name)
 
+    # Without a bf16 copy of the weights: the codes are those of what it would be, to the bit. So a
+    # checkpoint goes on with and without it as if nothing had changed.
+    def test_weights_are_kept_as_masters_alone(self):
+        flag = ("--fp8-param-gather",)
+        for recipe, flags in RECIPES.items():
+            plain = self.losses(f"{recipe}_with_copies", *flags)
+            whole = self.losses(f"{recipe}_masters", *flags, *flag)
+            self.assertEqual(whole, plain, recipe)
+            for before, after in ((flag, flag), (flag, ()), ((), flag)):
+                name = "_".join((recipe, "from", *before, "to", *after))
+                self.losses(name, *flags, *before, steps=3)
+                self.losses(f"{name}_weights", *flags, *after, "--no-load-optim", "--load",
+                            HERE.folder / name, steps=3)
+                losses = self.losses(name, *flags, *after, "--load", HERE.folder / name)
+                self.assertEqual(losses, whole, name)
+
+    # Ranks gather codes of shards. Losses part by the order of sums alone, as in bf16.
+    def test_masters_are_the_same_in_other_layouts(self):
+        for recipe, flags in RECIPES.items():
+            flags = (*flags, "--fp8-param-gather")
+            one = self.losses(f"{recipe}_masters_one_rank", *flags)
+            for layout in (("--use-distributed-optimizer",),
+                           ("--use-distributed-optimizer", "--overlap-param-gather",
+                            "--overlap-grad-reduce"),
+                           ("--use-megatron-fsdp",), ("--tensor-model-parallel-size", 2),
+                           ("--optimizer", "dist_muon")):
+                if layout[0] == "--optimizer":
+                    one = self.losses(f"{recipe}_muon", *flags, "--optimizer", "muon")
+                name = "_".join(map(str, (recipe, "masters", *layout)))
+                losses = self.losses(name, *flags, "--ranks", 2, *layout)
+                for other, own in zip(losses, one, strict=True):
+                    self.assertLess(abs(other - own), 0.01 * own, name)
+
+    # What leaves a checkpoint is its masters, whatever the run that reads it keeps.
+    def test_masters_are_exported(self):
+        flags = (*RECIPES["blockwise"], "--fp8-param-gather")
+        self.losses("exported", *flags, steps=3)
+        for dtype in ("bf16", "fp32"):
+            done = run("convert", "--load", HERE.folder / "exported", "--save",
+                       HERE.folder / f"exported_{dtype}", "--dtype", dtype)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.losses("copied", *RECIPES["blockwise"], steps=3)
+        done = run("convert", "--load", HERE.folder / "copied", "--save",
+                   HERE.folder / "copied_bf16", "--dtype", "bf16")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for path in sorted((HERE.folder / "copied_bf16").glob("*.safetensors")):
+            self.assertEqual((HERE.folder / "exported_bf16" / path.name).read_bytes(),
+                             path.read_bytes())
+        losses = []
+        for name in ("exported", "copied"):
+            done = run("eval", "--load", HERE.folder / name, "--data-path",
+                       HERE.folder / "corpus", "--split", "90,10,0")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            losses.append(re.search(r"validation loss ([0-9.]+)", done.stdout)[1])
+        self.assertEqual(losses[0], losses[1])
+
     # The scales are the same, so the losses part by their rounding alone, as in bf16.
     def test_histories_are_the_same_in_other_layouts(self):
         self.losses("one_rank", *RECIPES["delayed"], steps=3)

@@ -34,6 +34,7 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
+#include "support/coded_weights.h"
 #include "support/context_run.h"
 #include "support/distance.h"
 #include "support/layout_models.h"
@@ -341,6 +342,14 @@ std::vector<LayoutCase> layouts() {
     c.precision = {.messages = {.dispatched = true, .combine_gradients = true}};
     chosen.push_back(c);
   }
+  for (const Fp8Recipe recipe : kRecipes) {
+    // Whose gradients are 0 up to the order of sums: precision_test.cc.
+    if (recipe == Fp8Recipe::delayed) continue;
+    LayoutCase c = coded_weights("codes_of_shards", recipe, 2);
+    c.sharding = StateSharding::parameters;
+    c.early_collectives = true;
+    chosen.push_back(c);
+  }
   return chosen;
 }
 
@@ -395,6 +404,21 @@ TEST_P(GpuLayout, HasTheSameBitsOnStreams) {
                      run_layout(c, {.device = Device::cuda, .capture = capture, .streams = true}));
   }
   report("streams " + c.name + (HasFailure() ? " FAIL" : " same bits as one, captured or not"));
+}
+
+// As weight_codes_test.cc on CPUs.
+TEST(GpuWeightCodes, ShardsOfMastersGiveTheBitsOfWholeOnes) {
+  TROUPE_NEED_GPU();
+  for (const Fp8Recipe recipe : kRecipes) {
+    SCOPED_TRACE(recipe_name(recipe));
+    LayoutCase c = coded_weights("dp2", recipe, 2);
+    c.dtype = DType::bf16;
+    const Outcome whole = run_layout(c, {.device = Device::cuda});
+    for (const StateSharding sharding : {StateSharding::optimizer, StateSharding::parameters}) {
+      c.sharding = sharding;
+      expect_same_codes(whole, run_layout(c, {.device = Device::cuda, .capture = true}), sharding);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuLayout, ::testing::ValuesIn(layouts()),

@@ -1,12 +1,20 @@
 // --fp8-format and what goes with it.
 #include "options/precision_options.h"
 
+#include <filesystem>
 #include <functional>
 #include <gtest/gtest.h>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "ops/precision/quantize/quantize.h"
+#include "options/command_line.h"
+#include "options/model_options.h"
 #include "options/options.h"
+#include "options/shipped_files.h"
+#include "options/step_spec.h"
+#include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "support/errors.h"
 
@@ -148,6 +156,51 @@ TEST(PrecisionOptionsOf, RowsOnTheirWayHaveWholeBlocks) {
             "no multiple of that. Leave it out.");
   expect_phrase(message_of(ExitStatus::bad_request, [&] { messages_of(80, combined); }),
                 "--moe-combine-bwd-dtype mxfp8: 32 elements");
+}
+
+// Of each model that is shipped: weights are kept as masters alone where codes of them are all that
+// the step reads. (That it reads nothing else of these, the pass checks.)
+TEST(PrecisionOptionsOf, WeightsInCodesAreThoseOfProductsInEightBits) {
+  int models = 0;
+  for (const std::filesystem::path& file : shipped_files("", ".json")) {
+    SCOPED_TRACE(file.string());
+    const std::vector<std::string> arguments = {"inspect",
+                                                "--model",
+                                                file.string(),
+                                                "--num-layers",
+                                                "4",
+                                                "--bf16",
+                                                "--seq-length",
+                                                "16",
+                                                "--micro-batch-size",
+                                                "1",
+                                                "--global-batch-size",
+                                                "1",
+                                                "--fp8-format",
+                                                "hybrid",
+                                                "--fp8-param-gather"};
+    const Options options = parse_command_line(arguments).options;
+    const ModelConfig config = load_model_config(options);
+    const StepSpec spec = step_spec_of(options, config);
+    const ModelState state = spec.state_of(0);
+    std::set<std::string> masters;
+    for (const Parameter& parameter : state.parameters) {
+      if ((*state.table)[parameter.value].is_stored) continue;
+      masters.insert((*state.table)[parameter.master].name);
+    }
+    std::set<std::string> quantized;
+    const TrainingStep step = build_training_step(config, state, spec.options);
+    for (int32_t index = 0; index < step.program->op_count(); ++index) {
+      const Op& op = step.program->op(index);
+      if (op.spec != &kQuantize) continue;
+      const Value& read = step.program->value(step.program->inputs(op)[0]);
+      if (is_state(read.role)) quantized.insert(read.name);
+    }
+    EXPECT_EQ(masters, quantized);
+    EXPECT_GE(masters.size(), 8U);
+    ++models;
+  }
+  EXPECT_GT(models, 15);
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ class Rank {
     interpreter_ = interpreters_[0].get();
     for (const Parameter& parameter : state_.parameters) {
       const auto start = [&](StateId id, const IndexRange& part) {
-        if (!id.valid()) return;
+        if (!id.valid() || !storage_.table()[id].is_stored) return;
         for_each_element(parameter, [&](int64_t own, int64_t element) {
           if (own < part.begin || own >= part.end) return;
           write_element(storage_.view(id), own - part.begin, start_value(parameter, element));
@@ -383,7 +383,9 @@ class Rank {
       const IndexRange& shard = parameter.shard;
       hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin - held.begin);
       if (number < kSteps) continue;
-      hold("after it ", parameter, parameter.value, held, 0);
+      const bool is_stored = (*state_.table)[parameter.value].is_stored;
+      if (is_stored) hold("after it ", parameter, parameter.value, held, 0);
+      if (!is_stored) hold("master after it ", parameter, parameter.master, shard, 0);
       for (const OptimizerTensor& tensor : parameter.optimizer) {
         hold("after it, " + tensor.name + " of ", parameter, tensor.values, shard, 0,
              tensor.scales);
@@ -494,6 +496,7 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                                                : adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
       .optimizer_offload = wanted.optimizer_offload,
       .amax_history = wanted.amax_history,
+      .weight_codes = wanted.weight_codes,
       .expert_room = wanted.expert_room});
 }
 

@@ -64,8 +64,9 @@ struct LayoutCase {
   OffloadOptions offload = {};
   std::vector<PassId> skipped_passes = {};
   std::vector<AddedPass> added_passes = {};
-  double optimizer_offload = 0;  // RunLayout::optimizer_offload
-  int32_t amax_history = 0;      // RunLayout::amax_history
+  double optimizer_offload = 0;                  // RunLayout::optimizer_offload
+  int32_t amax_history = 0;                      // RunLayout::amax_history
+  std::optional<WeightCodes> weight_codes = {};  // RunLayout::weight_codes
   DType dtype = DType::f64;
   // See RunLayout.
   DType main_gradients = DType::f32;

@@ -26,12 +26,14 @@ Cut cut_first_product(int dimension, CutOver over, const MlpSpec& spec) {
 DenseMlp::DenseMlp(ParameterList& parameters, const MlpSpec& spec, int32_t layer)
     : LayerBlock(layer), spec_(spec) {
   const Cut rows = cut_first_product(0, CutOver::tp, spec);
-  w_gate_up_ = parameters.weight("w_gate_up", {spec.rows(), spec.hidden}, {.cuts = {rows}});
+  w_gate_up_ = parameters.weight("w_gate_up", {spec.rows(), spec.hidden},
+                                 {.cuts = {rows}, .products = ProductGroup::mlp});
   if (spec.has_bias) b_gate_up_ = parameters.bias("b_gate_up", {spec.rows()}, {.cuts = {rows}});
   w_down_ = parameters.weight(
       "w_down", {spec.hidden, spec.width},
       {.cuts = {cut_anywhere(1, CutOver::tp, spec.width, "the dense layers' inner size")},
-       .is_into_stream = true});
+       .is_into_stream = true,
+       .products = ProductGroup::mlp});
   if (spec.has_bias) {
     b_down_ =
         parameters.bias("b_down", {spec.hidden}, {.gradient_class = GradientClass::replicated});

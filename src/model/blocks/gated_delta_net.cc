@@ -104,7 +104,8 @@ GatedDeltaNet::GatedDeltaNet(ParameterList& parameters, const GatedDeltaNetSpec&
   };
   const int64_t in_rows = spec.conv_size() + spec.value_size();
   const int64_t value_heads = spec.value_heads;
-  w_in_ = parameters.weight("w_delta_in", {in_rows, spec.hidden}, {.cuts = {heads(0, in_rows)}});
+  w_in_ = parameters.weight("w_delta_in", {in_rows, spec.hidden},
+                            {.cuts = {heads(0, in_rows)}, .products = ProductGroup::attention});
   w_gates_ = parameters.weight("w_delta_gates", {2 * value_heads, spec.hidden},
                                {.cuts = {heads(0, 2 * value_heads)}});
   // Taps start as those of torch's convolutions: uniform, with the bound 1 / sqrt(taps).
@@ -124,7 +125,9 @@ GatedDeltaNet::GatedDeltaNet(ParameterList& parameters, const GatedDeltaNetSpec&
       parameters.shift("delta_norm", spec.value_dim, {.gradient_class = GradientClass::head_norm});
   parameters.at(norm_).init_constant = 1;
   w_out_ = parameters.weight("w_delta_out", {spec.hidden, spec.value_size()},
-                             {.cuts = {heads(1, spec.value_size())}, .is_into_stream = true});
+                             {.cuts = {heads(1, spec.value_size())},
+                              .is_into_stream = true,
+                              .products = ProductGroup::attention});
 }
 
 ValueId GatedDeltaNet::build(const BlockContext& context, ValueId input) const {

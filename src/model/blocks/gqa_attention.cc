@@ -46,7 +46,8 @@ GqaAttention::GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32
   const CutSection projected{.size = (spec.has_gate ? 2 : 1) * queries, .units = spec.heads};
   const CutSection key_rows{.size = keys, .units = spec.groups, .is_shared = true};
   const Cut heads{.dimension = 0, .sections = {projected, key_rows, key_rows}};
-  w_qkv_ = parameters.weight("w_qkv", {projected.size + 2 * keys, spec.hidden}, {.cuts = {heads}});
+  w_qkv_ = parameters.weight("w_qkv", {projected.size + 2 * keys, spec.hidden},
+                             {.cuts = {heads}, .products = ProductGroup::attention});
   parameters.at(w_qkv_).is_fused = true;
   if (spec.has_qkv_bias) {
     b_qkv_ = parameters.bias("b_qkv", {queries + 2 * keys}, {.cuts = {heads}});
@@ -71,7 +72,8 @@ GqaAttention::GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32
   w_out_ = parameters.weight(
       "w_attention_out", {spec.hidden, queries},
       {.cuts = {{.dimension = 1, .sections = {query_rows}, .what = "the size of all query heads"}},
-       .is_into_stream = true});
+       .is_into_stream = true,
+       .products = ProductGroup::attention});
   if (spec.has_output_bias) {
     b_out_ = parameters.bias("b_attention_out", {spec.hidden},
                              {.gradient_class = GradientClass::replicated});

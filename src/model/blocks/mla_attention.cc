@@ -49,22 +49,29 @@ MlaAttention::MlaAttention(ParameterList& parameters, const MlaSpec& spec, int32
     parameters.at(id).is_qk_norm = true;
     return id;
   };
+  // Of a projection that is cut, or whole everywhere.
+  const auto cut = [](const Cut& cut) {
+    return ParameterList::Options{.cuts = {cut}, .products = ProductGroup::attention};
+  };
+  const ParameterList::Options whole{.gradient_class = GradientClass::replicated,
+                                     .products = ProductGroup::attention};
   const Cut query_rows = heads(0, spec.query_size());
   if (spec.query_latent == 0) {
-    w_q_ = parameters.weight("w_q", {spec.query_size(), spec.hidden}, {.cuts = {query_rows}});
+    w_q_ = parameters.weight("w_q", {spec.query_size(), spec.hidden}, cut(query_rows));
   } else {
-    w_q_down_ = parameters.weight("w_q_down", {spec.query_latent, spec.hidden}, everywhere);
+    w_q_down_ = parameters.weight("w_q_down", {spec.query_latent, spec.hidden}, whole);
     q_norm_ = norm("q_latent_norm", spec.query_latent);
-    w_q_up_ =
-        parameters.weight("w_q_up", {spec.query_size(), spec.query_latent}, {.cuts = {query_rows}});
+    w_q_up_ = parameters.weight("w_q_up", {spec.query_size(), spec.query_latent}, cut(query_rows));
   }
   w_kv_down_ =
-      parameters.weight("w_kv_down", {spec.key_latent + spec.rotary_dim, spec.hidden}, everywhere);
+      parameters.weight("w_kv_down", {spec.key_latent + spec.rotary_dim, spec.hidden}, whole);
   kv_norm_ = norm("kv_latent_norm", spec.key_latent);
   w_kv_up_ = parameters.weight("w_kv_up", {spec.key_value_size(), spec.key_latent},
-                               {.cuts = {heads(0, spec.key_value_size())}});
+                               cut(heads(0, spec.key_value_size())));
   w_out_ = parameters.weight("w_attention_out", {spec.hidden, spec.value_size()},
-                             {.cuts = {heads(1, spec.value_size())}, .is_into_stream = true});
+                             {.cuts = {heads(1, spec.value_size())},
+                              .is_into_stream = true,
+                              .products = ProductGroup::attention});
 }
 
 RopeTableAttributes MlaAttention::table(const ModelPart& part, int32_t rows) const {

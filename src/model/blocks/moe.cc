@@ -433,6 +433,7 @@ Moe::Moe(ParameterList& parameters, const ModelConfig& config, int32_t layer)
   const auto expert_weight = [&](const char* name, const Shape& shape, const Cut& inner) {
     ParameterList::Options options = of_experts(shape, {by_expert, inner});
     options.is_into_stream = inner.dimension == 2;
+    options.products = ProductGroup::experts;
     return parameters.weight(name, shape, options);
   };
   const auto expert_bias = [&](const char* name, const Shape& shape) {
@@ -451,11 +452,13 @@ Moe::Moe(ParameterList& parameters, const ModelConfig& config, int32_t layer)
   if (config.has_shared_expert()) {
     parameters_.w_shared_gate_up =
         parameters.weight("w_shared_gate_up", {shared_.rows(), hidden},
-                          {.cuts = {cut_first_product(0, CutOver::tp, shared_)}});
+                          {.cuts = {cut_first_product(0, CutOver::tp, shared_)},
+                           .products = ProductGroup::shared_experts});
     parameters_.w_shared_down = parameters.weight(
         "w_shared_down", {hidden, shared_.width},
         {.cuts = {cut_anywhere(1, CutOver::tp, shared_.width, "the shared expert's inner size")},
-         .is_into_stream = true});
+         .is_into_stream = true,
+         .products = ProductGroup::shared_experts});
     if (config.moe_shared_expert_gate) {
       parameters_.w_shared_gate = parameters.weight("w_shared_gate", {1, hidden}, everywhere);
     }

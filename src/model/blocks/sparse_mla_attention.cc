@@ -18,7 +18,9 @@ SparseMlaAttention::SparseMlaAttention(ParameterList& parameters, const MlaSpec&
                                        const IndexerSpec& indexer, int32_t layer)
     : MlaAttention(parameters, spec, layer),
       top_k_(indexer.top_k),
-      indexer_(parameters, indexer, layer) {}
+      indexer_(parameters, indexer, layer) {
+  parameters.at(w_kv_up()).products.reset();  // by its heads
+}
 
 ValueId SparseMlaAttention::build(const BlockContext& context, ValueId input) const {
   Builder& builder = context.builder;

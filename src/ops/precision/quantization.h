@@ -15,6 +15,8 @@ struct QuantizeAttributes {
   CodesOrder order = CodesOrder::rows;
   BlockShape transposed_block = {};  // of transposed codes, not of one row
   bool measures = false;             // gives the largest elements of x, too: the last output
+  MatrixRows part = {};              // of what matrices x has rows; codes in rows, scales of theirs
+  bool rounds = false;               // x, which is f32, to bf16 first
 
   bool has_rows() const { return order != CodesOrder::transposed; }
   bool has_transposed() const { return order != CodesOrder::rows; }

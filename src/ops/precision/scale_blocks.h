@@ -69,18 +69,32 @@ inline Shape transposed_shape(const Shape& shape, int64_t experts) {
   return {count, shape.back(), kTransposedRows};
 }
 
+// Rows of matrices that lie one below the other, cut without regard to where one begins: rows
+// `first` on of `matrices` of `rows` each. Without matrices: none are cut.
+struct MatrixRows {
+  int64_t first = 0;
+  int64_t rows = 0;
+  int64_t matrices = 0;
+  constexpr bool any() const { return matrices > 0; }
+  bool operator==(const MatrixRows&) const = default;
+};
+
 class ScaleGrid {
  public:
   // `rows`: live ones, of all matrices. `offsets` [experts + 1] of rows of experts, or null.
+  // `part`: of what matrices the tensor has rows; each then has one scale.
   ScaleGrid(const Shape& shape, int64_t rows, BlockShape block, const int32_t* offsets,
-            int64_t experts)
+            int64_t experts, MatrixRows part = {})
       : block_(block),
         offsets_(block.rows == 1 ? nullptr : offsets),
         matrices_(offsets_ != nullptr ? experts
                   : shape.rank() == 3 ? shape[0]
                                       : 1),
         rows_(rows),
-        matrix_rows_(shape.rank() == 3 ? shape[1] : rows),
+        first_row_(part.first),
+        matrix_rows_(part.any()          ? part.rows
+                     : shape.rank() == 3 ? shape[1]
+                                         : rows),
         columns_(shape.back()),
         scale_columns_(block.columns == 0 ? 1 : (columns_ + block.columns - 1) / block.columns) {}
 
@@ -94,7 +108,7 @@ class ScaleGrid {
 
   // The row of scales that a row of the tensor, in all matrices, belongs to.
   constexpr int64_t scale_row(int64_t row) const {
-    const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+    const int64_t matrix = offsets_ == nullptr ? (first_row_ + row) / matrix_rows_ : expert_of(row);
     if (block_.rows == 0) return matrix;
     return first_of(matrix) + (row - begin_of(matrix)) / block_.rows;
   }
@@ -128,6 +142,7 @@ class ScaleGrid {
   const int32_t* offsets_;
   int64_t matrices_;
   int64_t rows_;
+  int64_t first_row_;  // where matrices are cut
   int64_t matrix_rows_;
   int64_t columns_;
   int64_t scale_columns_;

@@ -11,7 +11,7 @@
 
 namespace troupe {
 
-CpuKernel gather_parameter_cpu_kernel(DType dtype);
+void gather_parameter_cpu(const KernelArguments& args);
 CpuKernel sum_parameter_gradient_cpu_kernel(const OpView& op);
 CudaKernel gather_parameter_cuda_kernel(const OpView& op);
 CudaKernel sum_parameter_gradient_cuda_kernel(const OpView& op);
@@ -21,10 +21,11 @@ namespace {
 void infer_gather_parameter(InferContext& context) {
   const Value& shard = context.input(0);
   const auto& attributes = context.attributes<GatherParameterAttributes>();
-  TROUPE_CHECK(is_float(shard.dtype) && !shard.rows.valid() &&
-                   shard.shape == shape_of_shard(attributes.shape, attributes.shard),
-               "gather_parameter: not the shard of " + attributes.shape.to_string() + ": " +
-                   shard.name + " " + shard.shape.to_string());
+  TROUPE_CHECK(
+      !shard.rows.valid() &&
+          shard.shape.elements() == shape_of_shard(attributes.shape, attributes.shard).elements(),
+      "gather_parameter: not the shard of " + attributes.shape.to_string() + ": " + shard.name +
+          " " + shard.shape.to_string());
   context.output("", shard.dtype, attributes.shape);
 }
 
@@ -81,8 +82,8 @@ RankGroup group_of_gather_parameter(const Attributes& attributes) {
   return attributes.as<GatherParameterAttributes>().group;
 }
 
-CpuKernel gather_parameter_kernel(const OpView& op) {
-  return gather_parameter_cpu_kernel(op.input(0).dtype);
+CpuKernel gather_parameter_kernel(const OpView&) {
+  return &gather_parameter_cpu;
 }
 
 // The ranks' sums take the place of what they are made of, which is not this operation's to change.
@@ -110,6 +111,7 @@ const OpSpec kGatherParameter{.name = "gather_parameter",
                               .cpu = {.kernel = gather_parameter_kernel},
                               .cuda = only_kernel<TROUPE_CUDA(gather_parameter_cuda_kernel)>,
                               .group = group_of_gather_parameter,
+                              .gathers_shards = true,
                               .links = links_of_gather_parameter,
                               .print_attributes = print_gather_parameter};
 

@@ -5,7 +5,7 @@
 //   d_shard = elements of this shard of: sum over ranks r, in ascending order, of d_whole_r
 //
 // Kinds
-//   gather_parameter        (shard) -> whole                     any floating-point dtype
+//   gather_parameter        (shard) -> whole                     any dtype
 //   sum_parameter_gradient  (d_whole, target?) -> d_shard        accumulation dtype
 // Both are collectives. `target` is the main gradient of the shard, which the sum is stored in or
 // added to, and rounded to once where it is bf16 (the terms are f32); without it the sum is a new
@@ -27,7 +27,8 @@ struct GatherParameterAttributes {
   bool accumulate = false;  // of sum_parameter_gradient, with a target: adds to it
 };
 
-// `shard`: of shape_of_shard(shape, shard); empty where the rank has no elements. Emits on the
+// `shard`: as many elements as shape_of_shard(shape, shard) has, in any shape; empty where the rank
+// has none. Emits on the
 // communication queue. Returns [shape].
 ValueId gather_parameter(Builder& builder, ValueId shard,
                          const GatherParameterAttributes& attributes, const std::string& name);

@@ -7,21 +7,6 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;
 
-template <class T>
-struct GatherParameter {
-  static void run(const KernelArguments& args) {
-    const auto& attributes = args.attributes->as<GatherParameterAttributes>();
-    const IndexRange own = shard_of(attributes.shape, attributes.shard);
-    const T* shard = args.in<T>(0);
-    T* whole = args.out<T>(0);
-    args.pool->parallel_ranges(own.end - own.begin, kGrain, [&](int64_t begin, int64_t end, int) {
-      std::copy(shard + begin, shard + end, whole + own.begin + begin);
-    });
-    args.communicator->gather_shards({.op = args.op, .index = args.op_index}, args.outputs, {},
-                                     *args.pool);
-  }
-};
-
 // T and Out are the types of the terms and of the shard's gradient.
 template <class T, class Out>
 void run_sum_parameter_gradient(const KernelArguments& args) {
@@ -46,8 +31,19 @@ void run_sum_parameter_gradient(const KernelArguments& args) {
 
 }  // namespace
 
-CpuKernel gather_parameter_cpu_kernel(DType dtype) {
-  return select_float_kernel<GatherParameter>(dtype);
+void gather_parameter_cpu(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<GatherParameterAttributes>();
+  const IndexRange own = shard_of(attributes.shape, attributes.shard);
+  const auto size = static_cast<int64_t>(size_of(args.output(0).dtype));
+  const auto* shard = static_cast<const std::byte*>(args.input(0).data);
+  auto* whole = static_cast<std::byte*>(args.output(0).data) + own.begin * size;
+  args.pool->parallel_ranges((own.end - own.begin) * size, kGrain,
+                             [&](int64_t begin, int64_t end, int) {
+                               std::copy(shard + begin, shard + end, whole + begin);
+                             });
+  const auto owner = static_cast<int16_t>(attributes.shard.owner);
+  args.communicator->gather_shards({.op = args.op, .index = args.op_index}, args.outputs,
+                                   {&owner, 1}, *args.pool);
 }
 
 CpuKernel sum_parameter_gradient_cpu_kernel(const OpView& op) {

@@ -9,7 +9,9 @@ void gather(const CudaKernelArguments& args) {
   const CudaTensor& whole = args.output(0);
   const auto size = static_cast<int64_t>(size_of(whole.dtype));
   const auto shard = [&](int place) {
-    return shard_of(attributes.shape, {.place = place, .count = attributes.shard.count});
+    Shard of_place = attributes.shard;
+    of_place.place = place;
+    return shard_of(attributes.shape, of_place);
   };
   const std::array<PeerGather, 1> shards = {
       {{.operand = 0,

@@ -35,20 +35,21 @@ void check_moment_scales(const InferContext& context, int i, int scale) {
 void infer_adamw(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 10 || context.input_count() == 12,
                "adamw takes parameter, gradient, moments, master, five scalars and scales");
-  const Value& parameter = context.input(0);
-  TROUPE_CHECK(is_float(parameter.dtype) && !parameter.rows.valid(),
+  const Value& parameter = context.input(context.has_input(0) ? 0 : 1);
+  const DType dtype = context.has_input(0) ? parameter.dtype : DType::bf16;
+  TROUPE_CHECK(is_float(dtype) && !parameter.rows.valid(),
                "adamw needs a float parameter: " + parameter.name);
-  TROUPE_CHECK(context.has_input(4) == (parameter.dtype == DType::bf16),
+  TROUPE_CHECK(context.has_input(4) == (dtype == DType::bf16),
                "adamw: a bf16 parameter, and no other, has a master: " + parameter.name);
   for (int i = 1; i <= 4; ++i) {
     if (!context.has_input(i)) continue;
     const Value& value = context.input(i);
     const Shape& shape = i == 1 ? parameter.shape : context.input(2).shape;
-    const DType wide = accumulation_dtype(parameter.dtype);
+    const DType wide = accumulation_dtype(dtype);
     const bool is_moment = i == 2 || i == 3;
     const bool narrow_moment = is_moment && wide == DType::f32 &&
                                (value.dtype == DType::bf16 || value.dtype == DType::f8e4m3);
-    const bool narrow_gradient = i == 1 && value.dtype == parameter.dtype;
+    const bool narrow_gradient = i == 1 && value.dtype == dtype;
     TROUPE_CHECK((value.dtype == wide || narrow_moment || narrow_gradient) &&
                      value.shape == shape && !value.rows.valid(),
                  "adamw: unlike its parameter: " + value.name);
@@ -64,7 +65,7 @@ void infer_adamw(InferContext& context) {
   check_adamw_scalar(context, 7, DType::i64);
   check_adamw_scalar(context, 8, DType::f64);
   check_adamw_scalar(context, 9, DType::i32);
-  context.mutates(0);
+  if (context.has_input(0)) context.mutates(0);
   context.mutates(2);
   context.mutates(3);
   if (context.has_input(4)) context.mutates(4);
@@ -73,16 +74,17 @@ void infer_adamw(InferContext& context) {
   }
 }
 
-// State is read and written, the gradient read; a bf16 parameter is only written.
+// State is read and written, the gradient read; a bf16 parameter is only written, if it is there.
 Cost cost_adamw(const OpView& view) {
   const bool has_master = view.has_input(4);
+  const uint64_t of_parameter = view.has_input(0) ? size_of(view.input(0).dtype) : 0;
   const auto elements = static_cast<uint64_t>(view.input(2).shape.elements());
   uint64_t changed = view.input(2).bytes() + view.input(3).bytes();
   if (has_master) changed += view.input(4).bytes();
   for (uint32_t i = 10; i < view.op.input_count; ++i) {
     if (view.has_input(static_cast<int>(i))) changed += view.input(static_cast<int>(i)).bytes();
   }
-  const uint64_t bytes = (has_master ? 1U : 2U) * elements * size_of(view.input(0).dtype) +
+  const uint64_t bytes = (has_master ? 1U : 2U) * elements * of_parameter +
                          elements * size_of(view.input(1).dtype) + 2 * changed;
   return {.flops = 15 * static_cast<double>(elements), .bytes = static_cast<double>(bytes)};
 }

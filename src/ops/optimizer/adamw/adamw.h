@@ -33,7 +33,8 @@ struct AdamWAttributes {
 // only elements [first, first + n) of the parameter are updated. With A the accumulation dtype of
 // the parameter (f64 for f64, else f32):
 struct AdamWTensors {
-  ValueId parameter;   // f64, f32 or bf16; state, changed in place
+  ValueId parameter;   // f64, f32 or bf16; state, changed in place. Invalid: it is bf16, and there
+                       // is no rounded copy of the master
   ValueId gradient;    // A, or the dtype of the parameter
   ValueId exp_avg;     // A, or bf16 or f8e4m3 where A is f32; state, changed in place: m
   ValueId exp_avg_sq;  // as exp_avg: v
@@ -55,10 +56,10 @@ struct AdamWScalars {
 void adamw(Builder& builder, const AdamWTensors& tensors, const AdamWScalars& scalars,
            const AdamWAttributes& attributes, const std::string& name);
 
-// Inputs: parameter, gradient, exp_avg, exp_avg_sq, master (optional), learning_rate, weight_decay,
-// step, coefficient, skip, and with moments in f8e4m3 exp_avg_scale and exp_avg_sq_scale (each
-// optional). Outputs, in place: parameter, exp_avg, exp_avg_sq and, when present, master and
-// scales.
+// Inputs: parameter (optional), gradient, exp_avg, exp_avg_sq, master (optional), learning_rate,
+// weight_decay, step, coefficient, skip, and with moments in f8e4m3 exp_avg_scale and
+// exp_avg_sq_scale (each optional). Outputs, in place: parameter, exp_avg, exp_avg_sq, master and
+// scales, as far as they are there.
 extern const OpSpec kAdamW;
 
 }  // namespace troupe

@@ -180,9 +180,12 @@ void run_adamw(const KernelArguments& args) {
   if (args.in<int32_t>(9)[0] != 0) return;
   const AdamWFactors<A> factors(args);
   const int64_t first = args.attributes->as<AdamWAttributes>().first;
-  T* parameter = args.out<T>(0) + first;
+  // Without a parameter, outputs begin with the moments.
+  const bool has_parameter = args.in<T>(0) != nullptr;
+  T* parameter = has_parameter ? args.out<T>(0) + first : nullptr;
+  const int moments = has_parameter ? 1 : 0;
   A* master;
-  int next_output = 3;
+  int next_output = moments + 2;
   if constexpr (std::is_same_v<T, A>) {
     master = parameter;
   } else {
@@ -197,8 +200,9 @@ void run_adamw(const KernelArguments& args) {
   const MomentDraws mean_draws(step, MomentDraw::mean);
   const MomentDraws square_draws(step, MomentDraw::square);
   const NarrowTensor<A> gradient(args.input(1), first);
-  const NarrowTensor<A> means(args.output(1), scales(10), MomentDraw::mean, mean_draws.bits.data());
-  const NarrowTensor<A> squares(args.output(2), scales(11), MomentDraw::square,
+  const NarrowTensor<A> means(args.output(moments), scales(10), MomentDraw::mean,
+                              mean_draws.bits.data());
+  const NarrowTensor<A> squares(args.output(moments + 1), scales(11), MomentDraw::square,
                                 square_draws.bits.data());
 
   // Elements that lie within one vector where there are blocks.
@@ -214,9 +218,11 @@ void run_adamw(const KernelArguments& args) {
       means.write(i, n, mean);
       squares.write(i, n, square);
     }
-    if constexpr (!std::is_same_v<T, A>) store(master + begin, parameter + begin, end - begin);
+    if constexpr (!std::is_same_v<T, A>) {
+      if (has_parameter) store(master + begin, parameter + begin, end - begin);
+    }
   };
-  const Shape& shape = args.output(1).shape;
+  const Shape& shape = args.output(moments).shape;
   if (!has_blocks) {
     args.pool->parallel_ranges(shape.elements(), kAdamWChunkElements,
                                [&](int64_t begin, int64_t end, int) { update(begin, end); });
@@ -239,7 +245,7 @@ struct AdamWKernel {
 }  // namespace
 
 CpuKernel adamw_cpu_kernel(const OpView& op) {
-  return select_float_kernel<AdamWKernel>(op.input(0).dtype);
+  return select_float_kernel<AdamWKernel>(op.has_input(0) ? op.input(0).dtype : DType::bf16);
 }
 
 }  // namespace troupe

@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_group(T* address, const Group<T, kCount>& 
 }
 
 // The factors are computed once for each block. `master` is the parameter itself where that has the
-// accumulation type. Elements are taken kStep at a time, and singly what is left over.
+// accumulation type; `parameter` may be null. Elements are taken kStep at a time, and singly what
+// is left over.
 template <class T, class G, class M, class V, int kStep>
 __global__ void adamw_kernel(const G* gradient, T* parameter, accumulation_t<T>* master, M* exp_avg,
                              V* exp_avg_sq, int64_t elements, AdamWScalarAddresses scalars,
@@ -95,7 +96,9 @@ __global__ void adamw_kernel(const G* gradient, T* parameter, accumulation_t<T>*
     store_group(exp_avg + i, m);
     store_group(exp_avg_sq + i, v);
     store_group(master + i, value);
-    if constexpr (!std::is_same_v<T, A>) store_group(parameter + i, rounded);
+    if constexpr (!std::is_same_v<T, A>) {
+      if (parameter != nullptr) store_group(parameter + i, rounded);
+    }
   };
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -113,21 +116,24 @@ template <class T, class G, class M, class V>
 void run_adamw(const CudaKernelArguments& args) {
   using A = accumulation_t<T>;
   const auto& attributes = args.attributes->as<AdamWAttributes>();
-  const int64_t elements = args.output(1).shape.elements();
-  T* parameter = args.out<T>(0) + attributes.first;
+  // Without a parameter, outputs begin with the moments.
+  const bool has_parameter = args.in<T>(0) != nullptr;
+  const int moments = has_parameter ? 1 : 0;
+  const int64_t elements = args.output(moments).shape.elements();
+  T* parameter = has_parameter ? args.out<T>(0) + attributes.first : nullptr;
   A* master = nullptr;
   if constexpr (std::is_same_v<T, A>) {
     master = parameter;
   } else {
-    master = args.out<A>(3);
+    master = args.out<A>(moments + 2);
   }
   // A shard may begin anywhere in its parameter.
   constexpr int kStep = Pack<A>::kElements;
   const bool steps = attributes.first % kStep == 0;
   launch(args, {blocks_for(args, elements, 256 * (steps ? kStep : 1)), 256},
          steps ? adamw_kernel<T, G, M, V, kStep> : adamw_kernel<T, G, M, V, 1>,
-         args.in<G>(1) + attributes.first, parameter, master, args.out<M>(1), args.out<V>(2),
-         elements,
+         args.in<G>(1) + attributes.first, parameter, master, args.out<M>(moments),
+         args.out<V>(moments + 1), elements,
          AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
                               args.in<double>(8), args.in<int32_t>(9)},
          attributes);
@@ -221,7 +227,9 @@ __global__ void adamw_blocks_kernel(const G* gradient, T* parameter, float* mast
     if (exists) {
       const float weight = factors.updated(master[i], average, square);
       master[i] = weight;
-      if constexpr (!std::is_same_v<T, float>) parameter[i] = round_to<T>(weight);
+      if constexpr (!std::is_same_v<T, float>) {
+        if (parameter != nullptr) parameter[i] = round_to<T>(weight);
+      }
     }
     store_moment(exp_avg, i, block, exists, mean_draw, average);
     store_moment(exp_avg_sq, i, block, exists, square_draw, square);
@@ -232,11 +240,13 @@ __global__ void adamw_blocks_kernel(const G* gradient, T* parameter, float* mast
 template <class T, class G>
 void run_adamw_blocks(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<AdamWAttributes>();
-  const Shape& shape = args.output(1).shape;
+  const bool has_parameter = args.in<T>(0) != nullptr;
+  const int moments = has_parameter ? 1 : 0;
+  const Shape& shape = args.output(moments).shape;
   const int64_t columns = shape.back();
   const int64_t blocks = shape.elements() / columns * moment_blocks(columns);
-  T* parameter = args.out<T>(0) + attributes.first;
-  int next_output = 3;
+  T* parameter = has_parameter ? args.out<T>(0) + attributes.first : nullptr;
+  int next_output = moments + 2;
   float* master = nullptr;
   if constexpr (std::is_same_v<T, float>) {
     master = parameter;
@@ -250,8 +260,8 @@ void run_adamw_blocks(const CudaKernelArguments& args) {
     return AnyMoment{tensor.data, has_scales ? args.out<uint8_t>(next_output++) : nullptr,
                      tensor.dtype, draw};
   };
-  const AnyMoment exp_avg = moment(1, 10, MomentDraw::mean);
-  const AnyMoment exp_avg_sq = moment(2, 11, MomentDraw::square);
+  const AnyMoment exp_avg = moment(moments, 10, MomentDraw::mean);
+  const AnyMoment exp_avg_sq = moment(moments + 1, 11, MomentDraw::square);
   launch(args, {blocks_for(args, blocks, 256 / kMomentBlock), 256}, adamw_blocks_kernel<T, G>,
          args.in<G>(1) + attributes.first, parameter, master, exp_avg, exp_avg_sq, blocks, columns,
          AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
@@ -273,7 +283,7 @@ CudaKernel select_moments(const OpView& op) {
 }  // namespace
 
 CudaKernel adamw_cuda_kernel(const OpView& op) {
-  switch (op.input(0).dtype) {
+  switch (op.has_input(0) ? op.input(0).dtype : DType::bf16) {
     case DType::f64:
       return &run_adamw<double, double, double, double>;
     case DType::f32:

@@ -68,14 +68,15 @@ void infer_muon_update(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 6,
                "muon_update takes update, parameter, master and three scalars");
   const Value& update = context.input(0);
-  const Value& parameter = context.input(1);
-  TROUPE_CHECK(is_float(parameter.dtype) && !parameter.rows.valid(),
+  const Value& parameter = context.input(context.has_input(1) ? 1 : 0);
+  const DType dtype = context.has_input(1) ? parameter.dtype : DType::bf16;
+  TROUPE_CHECK(is_float(dtype) && !parameter.rows.valid(),
                "muon_update needs a float parameter: " + parameter.name);
-  TROUPE_CHECK(update.dtype == accumulation_dtype(parameter.dtype) &&
-                   update.shape == parameter.shape && !update.rows.valid(),
+  TROUPE_CHECK(update.dtype == accumulation_dtype(dtype) && update.shape == parameter.shape &&
+                   !update.rows.valid(),
                "muon_update: an update unlike its parameter: " + update.name);
   const int64_t first = context.attributes<MuonUpdateAttributes>().first;
-  TROUPE_CHECK(context.has_input(2) == (parameter.dtype == DType::bf16),
+  TROUPE_CHECK(context.has_input(2) == (dtype == DType::bf16),
                "muon_update: a bf16 parameter, and no other, has a master: " + parameter.name);
   if (context.has_input(2)) {
     const Value& master = context.input(2);
@@ -87,16 +88,17 @@ void infer_muon_update(InferContext& context) {
   check_scalar(context, 3, DType::f64);
   check_scalar(context, 4, DType::f64);
   check_scalar(context, 5, DType::i32);
-  context.mutates(1);
+  if (context.has_input(1)) context.mutates(1);
   if (context.has_input(2)) context.mutates(2);
 }
 
-// The parameter, or its master, is read and written; a bf16 parameter is only written.
+// The parameter, or its master, is read and written; a bf16 parameter is only written, if it is
+// there.
 Cost cost_muon_update(const OpView& view) {
   const Value& weights = view.input(view.has_input(2) ? 2 : 1);
   const auto elements = static_cast<uint64_t>(weights.shape.elements());
   uint64_t bytes = elements * size_of(view.input(0).dtype) + 2 * weights.bytes();
-  if (view.has_input(2)) bytes += elements * size_of(view.input(1).dtype);
+  if (view.has_input(2) && view.has_input(1)) bytes += elements * size_of(view.input(1).dtype);
   return {.flops = 3 * static_cast<double>(elements), .bytes = static_cast<double>(bytes)};
 }
 

@@ -55,8 +55,10 @@ struct MuonUpdateAttributes {
 };
 
 struct MuonUpdateOperands {
-  ValueId update;     // A: y, as large as the parameter; only read
-  ValueId parameter;  // f64, f32 or bf16; state, changed in place
+  ValueId update;  // A: y, as large as the parameter; only read
+  // f64, f32 or bf16; state, changed in place. Invalid: it is bf16, with no rounded copy of the
+  // master.
+  ValueId parameter;
   // f32; state, changed in place. Exactly when the parameter is bf16: the parameter itself, of
   // which `parameter` becomes the rounded copy, or a shard of it: then with n elements in it, only
   // elements [first, first + n) of the parameter are updated.

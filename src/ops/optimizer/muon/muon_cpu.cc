@@ -52,16 +52,20 @@ struct MuonUpdateKernel {
     const auto keep = static_cast<A>(1 - learning_rate * weight_decay);
     const auto step_size = static_cast<A>(learning_rate * attributes.scale);
     const A* y = args.in<A>(0) + attributes.first;
-    T* parameter = args.out<T>(0) + attributes.first;
     constexpr bool kHasMaster = !std::is_same_v<T, A>;
-    A* weights = args.out<A>(kHasMaster ? 1 : 0);
-    args.pool->parallel_ranges(args.output(kHasMaster ? 1 : 0).shape.elements(), kMuonChunkElements,
+    const bool has_parameter = args.in<T>(1) != nullptr;
+    T* parameter = has_parameter ? args.out<T>(0) + attributes.first : nullptr;
+    const int updated = kHasMaster && has_parameter ? 1 : 0;
+    A* weights = args.out<A>(updated);
+    args.pool->parallel_ranges(args.output(updated).shape.elements(), kMuonChunkElements,
                                [=](int64_t begin, int64_t end, int) {
                                  TROUPE_INDEPENDENT
                                  for (int64_t i = begin; i < end; ++i)
                                    weights[i] = weights[i] * keep - step_size * y[i];
-                                 if constexpr (kHasMaster)
+                                 if constexpr (kHasMaster) {
+                                   if (!has_parameter) return;
                                    store(weights + begin, parameter + begin, end - begin);
+                                 }
                                });
   }
 };
@@ -75,7 +79,7 @@ CpuKernel muon_momentum_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel muon_update_cpu_kernel(const OpView& op) {
-  return select_float_kernel<MuonUpdateKernel>(op.input(1).dtype);
+  return select_float_kernel<MuonUpdateKernel>(op.has_input(1) ? op.input(1).dtype : DType::bf16);
 }
 
 }  // namespace troupe

@@ -45,7 +45,8 @@ void run_muon_momentum(const CudaKernelArguments& args) {
          args.in<int32_t>(3), static_cast<A>(1 - attributes.beta), static_cast<A>(attributes.beta));
 }
 
-// `weights`: the master, or the parameter itself where that has the accumulation type.
+// `weights`: the master, or the parameter itself where that has the accumulation type. `parameter`
+// may be null where there is a master.
 template <class T>
 __global__ void update_kernel(const accumulation_t<T>* __restrict__ y, T* parameter,
                               accumulation_t<T>* weights, int64_t elements,
@@ -58,7 +59,9 @@ __global__ void update_kernel(const accumulation_t<T>* __restrict__ y, T* parame
   for_elements(elements, [=](int64_t i) {
     const A weight = weights[i] * keep - step_size * y[i];
     weights[i] = weight;
-    if constexpr (!std::is_same_v<T, A>) parameter[i] = round_to<T>(weight);
+    if constexpr (!std::is_same_v<T, A>) {
+      if (parameter != nullptr) parameter[i] = round_to<T>(weight);
+    }
   });
 }
 
@@ -67,12 +70,14 @@ struct MuonUpdateCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<MuonUpdateAttributes>();
-    constexpr int kWeights = std::is_same_v<T, A> ? 0 : 1;
-    const int64_t elements = args.output(kWeights).shape.elements();
+    const bool has_parameter = args.in<T>(1) != nullptr;
+    const int updated = !std::is_same_v<T, A> && has_parameter ? 1 : 0;
+    const int64_t elements = args.output(updated).shape.elements();
     launch(args, {blocks_for(args, elements, 256), 256}, update_kernel<T>,
-           args.in<A>(0) + attributes.first, args.out<T>(0) + attributes.first,
-           args.out<A>(kWeights), elements, args.in<double>(3), args.in<double>(4),
-           args.in<int32_t>(5), attributes.scale, attributes.decay);
+           args.in<A>(0) + attributes.first,
+           has_parameter ? args.out<T>(0) + attributes.first : nullptr, args.out<A>(updated),
+           elements, args.in<double>(3), args.in<double>(4), args.in<int32_t>(5), attributes.scale,
+           attributes.decay);
   }
 };
 
@@ -85,7 +90,7 @@ CudaKernel muon_momentum_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel muon_update_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<MuonUpdateCuda>(op.input(1).dtype);
+  return select_cuda_kernel<MuonUpdateCuda>(op.has_input(1) ? op.input(1).dtype : DType::bf16);
 }
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include "ops/precision/cuda/block_scale.cuh"
 #include "ops/precision/cuda/quantize_tiles.h"
+#include "ops/precision/cuda/row_strips.cuh"
 #include "ops/precision/cuda/transposed_rows.cuh"
 #include "program/cuda/device.cuh"
 
@@ -10,15 +11,24 @@ namespace {
 
 constexpr int kTile = kTransposedRows;  // rows and columns
 constexpr int kTileThreads = 512;
-constexpr int kTileBlocks = 2;  // of threads on a multiprocessor, at least
-constexpr int kPackElements = Pack<Bf16>::kElements;
-constexpr int kPacks = kTile / kPackElements;       // of a row
-constexpr int kRowsAtOnce = kTileThreads / kPacks;  // of which each thread has a pack
-constexpr int kOwnRows = kTile / kRowsAtOnce;       // of a thread
-constexpr int kChunk = 16;                          // codes that are stored at once
-constexpr int kChunks = kTile / kChunk;             // of a column
-constexpr int kPitch = kTile + kChunk;              // of rows in shared memory
-static_assert(kPackElements == 8);
+constexpr int kTileBlocks = 2;           // of threads on a multiprocessor, at least
+constexpr int kChunk = 16;               // codes that are stored at once
+constexpr int kChunks = kTile / kChunk;  // of a column
+constexpr int kPitch = kTile + kChunk;   // of rows in shared memory
+
+// How the threads of a block share the elements of a tile: each has a pack
+// of the rows that are kRowsAtOnce apart.
+template <int kElements>
+struct TilePacks {
+  static constexpr int kPacks = kTile / kElements;           // of a row
+  static constexpr int kRowsAtOnce = kTileThreads / kPacks;  // of which each thread has a pack
+  static constexpr int kOwnRows = kTile / kRowsAtOnce;       // of a thread
+};
+template <class T>
+using PacksOf = TilePacks<Pack<T>::kElements>;
+using PacksOfCodes = TilePacks<8>;
+constexpr int kMostRowsAtOnce = PacksOf<Bf16>::kRowsAtOnce;
+static_assert(PacksOf<float>::kRowsAtOnce <= kMostRowsAtOnce);
 
 struct TileOutputs {
   uint8_t* codes = nullptr;  // in rows; null: they are not stored
@@ -28,6 +38,7 @@ struct TileOutputs {
   const float* factors = nullptr;  // of whole matrices
   uint32_t* maxima = nullptr;      // of whole matrices: zeros before; null: they are not measured
   int64_t scale_columns = 0;       // of codes in rows, and of squares
+  bool rounds = false;             // QuantizeAttributes::rounds
   ScaleRule rule = ScaleRule::ratio;
 };
 
@@ -35,22 +46,27 @@ struct TileMemory {
   uint8_t rows[kTile * kPitch];
   union {
     uint8_t columns[kTile * kTile];
-    uint32_t maxima[kRowsAtOnce][kTile];  // of columns; later in the first row their factors
+    uint32_t maxima[kMostRowsAtOnce][kTile];  // of columns; later in the first row their factors
     uint32_t of_warps[kTileThreads / 32];
   };
 };
 
-__device__ __forceinline__ uint32_t magnitude(Bf16 value) {
+template <class T>
+__device__ __forceinline__ uint32_t magnitude(T value) {
   return __float_as_uint(widen(value)) & 0x7fffffffU;
 }
 
-// Eight codes.
-template <__nv_fp8_interpretation_t kFormat>
-__device__ __forceinline__ uint2 codes_of(const Pack<Bf16>& pack,
-                                          const float (&factors)[kPackElements]) {
-  uint32_t words[2];
+template <int kElements>
+struct alignas(kElements) CodeWords {
+  uint32_t words[kElements / 4];
+};
+
+template <__nv_fp8_interpretation_t kFormat, class T, int kElements>
+__device__ __forceinline__ CodeWords<kElements> codes_of(const Pack<T>& pack,
+                                                         const float (&factors)[kElements]) {
+  CodeWords<kElements> codes;
 #pragma unroll
-  for (int word = 0; word < 2; ++word) {
+  for (int word = 0; word < kElements / 4; ++word) {
     uint32_t pairs[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -59,9 +75,9 @@ __device__ __forceinline__ uint2 codes_of(const Pack<Bf16>& pack,
                                          widen(pack.values[at + 1]) * factors[at + 1]);
       pairs[i] = __nv_cvt_float2_to_fp8x2(numbers, __NV_SATFINITE, kFormat);
     }
-    words[word] = pairs[0] | pairs[1] << 16;
+    codes.words[word] = pairs[0] | pairs[1] << 16;
   }
-  return make_uint2(words[0], words[1]);
+  return codes;
 }
 
 // Rows of 4 codes become columns.
@@ -129,34 +145,41 @@ __device__ __forceinline__ uint32_t largest_of_tile(TileMemory& memory, uint32_t
 }
 
 // The factors of this thread's columns; `store(column, scale)` keeps their scales.
-template <class Store>
+template <class Store, int kElements>
 __device__ __forceinline__ void column_factors(TileMemory& memory, ScaleRule rule,
                                                float largest_code,
-                                               const uint32_t (&largest)[kPackElements],
-                                               const Store& store,
-                                               float (&factors)[kPackElements]) {
+                                               const uint32_t (&largest)[kElements],
+                                               const Store& store, float (&factors)[kElements]) {
+  constexpr int kPacks = TilePacks<kElements>::kPacks;
   const int thread = static_cast<int>(threadIdx.x);
-  uint32_t* const own = memory.maxima[thread / kPacks] + thread % kPacks * kPackElements;
+  uint32_t* const own = memory.maxima[thread / kPacks] + thread % kPacks * kElements;
 #pragma unroll
-  for (int j = 0; j < kPackElements; ++j) own[j] = largest[j];
+  for (int j = 0; j < kElements; ++j) own[j] = largest[j];
   __syncthreads();
   if (thread < kTile) {
     uint32_t of_column = 0;
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) of_column = max(of_column, memory.maxima[i][thread]);
+    for (int i = 0; i < TilePacks<kElements>::kRowsAtOnce; ++i) {
+      of_column = max(of_column, memory.maxima[i][thread]);
+    }
     const BlockScale scale = block_scale(rule, largest_code, of_column);
     store(thread, scale.scale);
     memory.maxima[0][thread] = __float_as_uint(scale.factor);
   }
   __syncthreads();
-  const uint32_t* const found = memory.maxima[0] + thread % kPacks * kPackElements;
+  const uint32_t* const found = memory.maxima[0] + thread % kPacks * kElements;
 #pragma unroll
-  for (int j = 0; j < kPackElements; ++j) factors[j] = __uint_as_float(found[j]);
+  for (int j = 0; j < kElements; ++j) factors[j] = __uint_as_float(found[j]);
 }
 
-template <__nv_fp8_interpretation_t kFormat, TileScales kScales>
+template <class T, __nv_fp8_interpretation_t kFormat, TileScales kScales>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
-    quantize_tiles_kernel(const Bf16* x, TransposedGrid grid, TileOutputs out) {
+    quantize_tiles_kernel(const T* x, TransposedGrid grid, TileOutputs out) {
+  constexpr int kPackElements = Pack<T>::kElements;
+  constexpr int kPacks = PacksOf<T>::kPacks;
+  constexpr int kRowsAtOnce = PacksOf<T>::kRowsAtOnce;
+  constexpr int kOwnRows = PacksOf<T>::kOwnRows;
+  using Words = CodeWords<kPackElements>;
   constexpr float kLargestCode = kFormat == __NV_E4M3 ? f8e4m3::kLargest : f8e5m2::kLargest;
   __shared__ __align__(16) TileMemory memory;
   const int64_t block = blockIdx.x;
@@ -168,15 +191,19 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   const int own_row = static_cast<int>(threadIdx.x) / kPacks;
   const int64_t column = first_column + pack * kPackElements;
 
-  Pack<Bf16> packs[kOwnRows];
+  Pack<T> packs[kOwnRows];
 #pragma unroll
   for (int i = 0; i < kOwnRows; ++i) {
     const int row = own_row + i * kRowsAtOnce;
     if (row < tile.count && column < columns) {
       packs[i] = load_pack(x + (tile.first + row) * columns + column);
+      if constexpr (std::is_same_v<T, float>) {
+#pragma unroll
+        for (float& value : packs[i].values) value = number_of(value, out.rounds);
+      }
     } else {
 #pragma unroll
-      for (int j = 0; j < kPackElements; ++j) packs[i].values[j] = Bf16(0.0F);
+      for (int j = 0; j < kPackElements; ++j) packs[i].values[j] = T(0.0F);
     }
   }
 
@@ -190,9 +217,9 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     if (out.maxima != nullptr) {
       uint32_t largest = 0;
 #pragma unroll
-      for (const Pack<Bf16>& own : packs) {
+      for (const Pack<T>& own : packs) {
 #pragma unroll
-        for (const Bf16& value : own.values) largest = max(largest, magnitude(value));
+        for (const T& value : own.values) largest = max(largest, magnitude(value));
       }
       largest = largest_of_tile(memory, largest);
       if (threadIdx.x == 0 && largest > 0) atomicMax(out.maxima + tile.matrix, largest);
@@ -237,7 +264,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
         for (float& each : factors) each = scale.factor;
       }
       if (row < tile.count && column < columns) {
-        *reinterpret_cast<uint2*>(out.codes + (tile.first + row) * columns + column) =
+        *reinterpret_cast<Words*>(out.codes + (tile.first + row) * columns + column) =
             codes_of<kFormat>(packs[i], factors);
       }
     }
@@ -255,7 +282,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   }
 #pragma unroll
   for (int i = 0; i < kOwnRows; ++i) {
-    *reinterpret_cast<uint2*>(memory.rows + (own_row + i * kRowsAtOnce) * kPitch +
+    *reinterpret_cast<Words*>(memory.rows + (own_row + i * kRowsAtOnce) * kPitch +
                               pack * kPackElements) = codes_of<kFormat>(packs[i], factors);
   }
   __syncthreads();
@@ -263,16 +290,68 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
                 out.transposed + (block * columns + first_column) * kTile);
 }
 
-template <__nv_fp8_interpretation_t kFormat>
+// `has_packs`: rows are whole packs of eight codes.
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    transpose_tiles_kernel(const uint8_t* codes, TransposedGrid grid, bool has_packs,
+                           uint8_t* out) {
+  constexpr int kElements = 8;
+  __shared__ __align__(16) TileMemory memory;
+  const int64_t block = blockIdx.x;
+  const TransposedRows tile = grid.rows_of(block);
+  const int64_t columns = grid.columns();
+  const int64_t first_column = int64_t{blockIdx.y} * kTile;
+  const int within = static_cast<int>(threadIdx.x) % PacksOfCodes::kPacks * kElements;
+  const auto left = static_cast<int>(min(columns - first_column - within, int64_t{kElements}));
+#pragma unroll
+  for (int i = 0; i < PacksOfCodes::kOwnRows; ++i) {
+    const int row =
+        static_cast<int>(threadIdx.x) / PacksOfCodes::kPacks + i * PacksOfCodes::kRowsAtOnce;
+    const uint8_t* const from = codes + (tile.first + row) * columns + first_column + within;
+    CodeWords<kElements> words = {};
+    if (row < tile.count && left > 0) {
+      if (has_packs) {
+        words = *reinterpret_cast<const CodeWords<kElements>*>(from);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) {
+          if (j < left) words.words[j / 4] |= uint32_t{from[j]} << 8 * (j % 4);
+        }
+      }
+    }
+    *reinterpret_cast<CodeWords<kElements>*>(memory.rows + row * kPitch + within) = words;
+  }
+  __syncthreads();
+  store_columns(memory, static_cast<int>(min(columns - first_column, int64_t{kTile})),
+                out + (block * columns + first_column) * kTile);
+}
+
+template <class T, __nv_fp8_interpretation_t kFormat>
 auto* select_tiles(TileScales scales) {
   switch (scales) {
     case TileScales::lines:
-      return &quantize_tiles_kernel<kFormat, TileScales::lines>;
+      return &quantize_tiles_kernel<T, kFormat, TileScales::lines>;
     case TileScales::squares:
-      return &quantize_tiles_kernel<kFormat, TileScales::squares>;
+      return &quantize_tiles_kernel<T, kFormat, TileScales::squares>;
     default:
-      return &quantize_tiles_kernel<kFormat, TileScales::whole>;
+      return &quantize_tiles_kernel<T, kFormat, TileScales::whole>;
   }
+}
+
+// Of all blocks of transposed codes.
+dim3 tiles_of(const TransposedGrid& grid) {
+  return {static_cast<unsigned>(std::max<int64_t>(grid.blocks(), 1)),
+          static_cast<unsigned>(ceil_divide(grid.columns(), kTile))};
+}
+
+template <class T>
+void launch_tiles(const CudaKernelArguments& args, const TransposedGrid& grid,
+                  const TileOutputs& out) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const TileScales scales = tile_scales(attributes);
+  launch(args, {tiles_of(grid), kTileThreads},
+         attributes.format == DType::f8e4m3 ? select_tiles<T, __NV_E4M3>(scales)
+                                            : select_tiles<T, __NV_E5M2>(scales),
+         static_cast<const T*>(args.input(0).data), grid, out);
 }
 
 }  // namespace
@@ -284,6 +363,7 @@ void quantize_tiles(const CudaKernelArguments& args, const float* factors) {
   TileOutputs out;
   out.factors = factors;
   out.rule = attributes.rule;
+  out.rounds = attributes.rounds;
   out.scale_columns = ceil_divide(x.shape.back(), kTile);
   if (attributes.has_rows()) {
     out.codes = static_cast<uint8_t*>(args.output(0).data);
@@ -302,13 +382,16 @@ void quantize_tiles(const CudaKernelArguments& args, const float* factors) {
                         static_cast<size_t>(amax.shape.elements()) * sizeof(uint32_t), args.stream),
         "clearing maxima");
   }
-  const dim3 tiles(static_cast<unsigned>(std::max<int64_t>(grid.blocks(), 1)),
-                   static_cast<unsigned>(out.scale_columns));
-  const TileScales scales = tile_scales(attributes);
-  launch(args, {tiles, kTileThreads},
-         attributes.format == DType::f8e4m3 ? select_tiles<__NV_E4M3>(scales)
-                                            : select_tiles<__NV_E5M2>(scales),
-         static_cast<const Bf16*>(x.data), grid, out);
+  if (x.dtype == DType::f32) return launch_tiles<float>(args, grid, out);
+  launch_tiles<Bf16>(args, grid, out);
+}
+
+void transpose_tiles(const CudaKernelArguments& args) {
+  const CudaTensor& codes = args.input(0);
+  const TransposedGrid grid(codes.shape, LiveRows(codes), {});
+  launch(args, {tiles_of(grid), kTileThreads}, transpose_tiles_kernel,
+         static_cast<const uint8_t*>(codes.data), grid, codes.shape.back() % 8 == 0,
+         static_cast<uint8_t*>(args.output(0).data));
 }
 
 }  // namespace troupe

@@ -1,7 +1,8 @@
 // Quantisation in one pass: a block of threads takes a tile of 128 x 128 elements, finds the scales
 // of blocks that lie within it, and stores the codes in rows, transposed, or both. One scale for a
-// whole matrix has to be known before. For x in bf16 with rows of whole packs. Any thread; only
-// quantize_tiles needs a GPU.
+// whole matrix has to be known before. For x in bf16 or f32 with rows of whole packs. Codes that
+// are there are transposed in the same tiles. Any thread; what takes CudaKernelArguments needs a
+// GPU.
 #pragma once
 
 #include "ops/precision/quantization.h"
@@ -36,12 +37,16 @@ inline bool quantizes_tiles(const OpView& op) {
   const auto& attributes = op.attributes<QuantizeAttributes>();
   const TileScales scales = tile_scales(attributes);
   const Value& x = op.input(0);
-  return x.dtype == DType::bf16 && is_made_of_packs(x.shape.back(), DType::bf16) &&
-         scales != TileScales::none && (attributes.has_transposed() || scales == TileScales::lines);
+  return (x.dtype == DType::bf16 || x.dtype == DType::f32) && !attributes.part.any() &&
+         is_made_of_packs(x.shape.back(), x.dtype) && scales != TileScales::none &&
+         (attributes.has_transposed() || scales == TileScales::lines);
 }
 
 // Stores codes, and scales where they are the tiles'. `factors`: what elements are multiplied by,
 // of each matrix or expert, where its scale is one; otherwise null.
 void quantize_tiles(const CudaKernelArguments& args, const float* factors);
+
+// Codes in rows, input 0, to transposed codes, output 0.
+void transpose_tiles(const CudaKernelArguments& args);
 
 }  // namespace troupe

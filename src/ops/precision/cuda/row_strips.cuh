@@ -19,11 +19,25 @@ struct alignas(kStep) CodePack {
   uint8_t codes[kStep];
 };
 
+// `rounds`: to bf16 first, which f32 is more than.
+template <class T>
+__device__ __forceinline__ float number_of(T x, bool rounds) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (rounds) return widen(round_to<Bf16>(x));
+  }
+  return static_cast<float>(widen(x));
+}
+
 // The scales of an operand; the rows that are live are the kernel's to find.
-inline ScaleGrid cuda_grid_of(const CudaTensor& x, BlockShape block, const CudaTensor& offsets) {
+inline ScaleGrid cuda_grid_of(const CudaTensor& x, BlockShape block, const CudaTensor& offsets,
+                              const MatrixRows& part = {}) {
   const int64_t rows = x.shape.rank() == 3 ? x.shape[0] * x.shape[1] : x.shape[0];
-  return {x.shape, rows, block, static_cast<const int32_t*>(offsets.data),
-          offsets.data == nullptr ? 0 : offsets.shape[0] - 1};
+  return {x.shape,
+          rows,
+          block,
+          static_cast<const int32_t*>(offsets.data),
+          offsets.data == nullptr ? 0 : offsets.shape[0] - 1,
+          part};
 }
 
 // The live rows of all matrices.

@@ -1,5 +1,7 @@
 #include "ops/precision/quantize/quantize.h"
 
+#include <fmt/format.h>
+
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/precision/cuda/quantize_tiles.h"
@@ -29,6 +31,15 @@ int64_t check_blocks(InferContext& context, BlockShape block, const std::string&
   TROUPE_CHECK(x.shape.rank() == 2 && offsets.dtype == DType::i32 && offsets.shape.rank() == 1,
                kind + ": offsets " + offsets.shape.to_string());
   return offsets.shape[0] - 1;
+}
+
+// With `part`, those of its matrices.
+Shape shape_of_scales(const Value& x, BlockShape block, int64_t experts, const MatrixRows& part) {
+  if (!part.any()) return scales_shape(x.shape, block, experts);
+  TROUPE_CHECK(x.shape.rank() == 2 && experts == 0 && !x.rows.valid() && block == BlockShape{} &&
+                   part.first + x.shape[0] <= part.matrices * part.rows,
+               "quantize: not rows of matrices with one scale each: " + x.name);
+  return {part.matrices, 1, 1};
 }
 
 RowCount rows_of_scales(const Value& x, BlockShape block) {
@@ -61,12 +72,15 @@ void infer_quantize(InferContext& context) {
       attributes.has_transposed() ? attributes.transposed_block : attributes.block;
   const int64_t experts = check_blocks(context, block, "quantize");
   const Value x = context.input(0);
+  TROUPE_CHECK(!attributes.rounds || x.dtype == DType::f32, "quantize: bf16 of f32: " + x.name);
+  TROUPE_CHECK(!attributes.part.any() || !attributes.has_transposed(),
+               "quantize: matrices that are cut have codes in rows: " + x.name);
   TROUPE_CHECK(is_f8(attributes.format) &&
                    (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
                "quantize: scales of powers of two are for f8e4m3");
   if (context.has_input(2)) {
     const Value& amax = context.input(2);
-    const Shape scales = scales_shape(x.shape, block, experts);
+    const Shape scales = shape_of_scales(x, block, experts, attributes.part);
     TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
                      amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
                      !rows_of_scales(x, block).valid() &&
@@ -76,20 +90,22 @@ void infer_quantize(InferContext& context) {
   if (attributes.has_rows()) {
     context.output("", attributes.format, x.shape, x.rows);
     context.output("scales", scale_dtype(attributes.rule),
-                   scales_shape(x.shape, attributes.block, experts),
+                   shape_of_scales(x, attributes.block, experts, attributes.part),
                    rows_of_scales(x, attributes.block));
   }
   if (attributes.has_transposed()) declare_transposed(context, attributes, experts);
   if (!attributes.measures) return;
   TROUPE_CHECK(context.has_input(2), "quantize: measured is what is not known before");
-  context.output("amax", DType::f32, scales_shape(x.shape, block, experts));
+  context.output("amax", DType::f32, shape_of_scales(x, block, experts, attributes.part));
 }
 
 void infer_block_amax(InferContext& context) {
-  const BlockShape block = context.attributes<BlockAmaxAttributes>().block;
+  const auto [block, part, rounds] = context.attributes<BlockAmaxAttributes>();
+  TROUPE_CHECK(!rounds || context.input(0).dtype == DType::f32, "block_amax: bf16 of f32");
   const int64_t experts = check_blocks(context, block, "block_amax");
   const Value x = context.input(0);
-  context.output("", DType::f32, scales_shape(x.shape, block, experts), rows_of_scales(x, block));
+  context.output("", DType::f32, shape_of_scales(x, block, experts, part),
+                 rows_of_scales(x, block));
 }
 
 Cost cost_quantize(const OpView& op) {
@@ -139,16 +155,26 @@ std::string name_of_rule(ScaleRule rule) {
   return "?";
 }
 
+std::string print_source(const MatrixRows& part, bool rounds) {
+  std::string text = rounds ? " of=bf16" : "";
+  if (part.any()) {
+    text += fmt::format(" first={} matrices={}x{}", part.first, part.matrices, part.rows);
+  }
+  return text;
+}
+
 std::string print_quantize(const Attributes& attributes) {
   const auto& values = attributes.as<QuantizeAttributes>();
   std::string text = "format=" + std::string(name_of(values.format));
   if (values.has_rows()) text += " block=" + to_string(values.block);
   if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
-  return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "");
+  return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "") +
+         print_source(values.part, values.rounds);
 }
 
 std::string print_block_amax(const Attributes& attributes) {
-  return "block=" + to_string(attributes.as<BlockAmaxAttributes>().block);
+  const auto& values = attributes.as<BlockAmaxAttributes>();
+  return "block=" + to_string(values.block) + print_source(values.part, values.rounds);
 }
 
 // Codes are no results: products of other samples compare them.
@@ -176,6 +202,18 @@ std::vector<OpSample> samples_quantize() {
       const Quantized quantized = quantize(sample.builder(), x, {}, amax, attributes, "q");
       declare_results(sample, quantized);
     };
+  };
+  // Rows 3 on of four matrices of five rows, of the last of which there are none.
+  const auto cut_matrices = [](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    constant.dtype = DType::bf16;
+    const ValueId x = sample.tensor("x", {9, 7}, constant);
+    const MatrixRows part{.first = 3, .rows = 5, .matrices = 4};
+    const ValueId amax = block_amax(sample.builder(), x, {}, {.part = part}, "amax");
+    sample.result_without_gradient(amax);
+    declare_results(sample,
+                    quantize(sample.builder(), x, {}, amax, {.measures = true, .part = part}, "q"));
   };
   // With `given`, scales are those of other numbers, and the rows' own largest elements measured.
   const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts,
@@ -212,6 +250,7 @@ std::vector<OpSample> samples_quantize() {
       {"rows_of_experts_measured",
        rows({.order = CodesOrder::both, .measures = true}, {0, 0, 6, 6, 17, 17}, true)},
       {"experts", dense({3, 5, 7}, {kE4, ScaleRule::ratio, {}}, false)},
+      {"matrices_that_are_cut", cut_matrices},
       {"row_blocks", dense({5, 300}, {kE4, ScaleRule::power_of_two, {1, 128}}, false)},
       {"column_blocks", dense({300, 5}, {kE4, ScaleRule::power_of_two, {128, 1}}, false)},
       {"square_blocks", dense({2, 130, 129}, {kE4, ScaleRule::power_of_two, {128, 128}}, false)},

@@ -12,7 +12,8 @@
 //   power_of_two  2^ceil(log2(amax / 448)), 1 where amax is 0; exact: it is a power of two
 //   exponent      the same, as E8M0. Both are for e4m3
 //
-// x is rounded to f32 first, where it is wider. NaN becomes NaN.
+// x is rounded to f32 first, where it is wider; with `rounds` to bf16, as the copy would be that a
+// weight does not have. NaN becomes NaN.
 //
 // Kinds
 //   quantize   (x, offsets optional, amax optional) -> codes and scales, by their order:
@@ -22,10 +23,12 @@
 //                            than the codes, their scales
 //              with `measures`, amax of the blocks' own, f32, shaped as scales
 //   block_amax (x, offsets optional)                -> amax, f32, shaped as scales
-// x is f64, f32 or bf16, [R, C] or [E, N, K]. Where it is ragged, there are offsets, whose last is
-// the number of live rows, or codes in rows only with blocks of one row. `amax` is what block_amax
-// computes, of several tensors one after the other (of all ranks, all_gather): of each block the
-// largest counts. Without it, the blocks' own count. `measures` needs it. Unused scales are 1.
+// x is f64, f32 or bf16, [R, C] or [E, N, K]; or rows [R, C] of such matrices (`part`), with one
+// scale for each matrix, also for those of which there are no rows. Where it is ragged, there are
+// offsets, whose last is the number of live rows, or codes in rows only with blocks of one row.
+// `amax` is what block_amax computes, of several tensors one after the other (of all ranks,
+// all_gather): of each block the largest counts. Without it, the blocks' own count. `measures`
+// needs it. Unused scales are 1.
 //
 // There is no derivative: precision is lowered after differentiation (passes/precision.h), so
 // gradients pass quantisation as if it were not there.
@@ -41,6 +44,8 @@ namespace troupe {
 
 struct BlockAmaxAttributes {
   BlockShape block = {};
+  MatrixRows part = {};
+  bool rounds = false;  // x, which is f32, to bf16 first
 };
 
 // A tensor in 8 bits, in the order in which a product reads it.

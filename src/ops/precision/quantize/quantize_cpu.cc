@@ -13,12 +13,22 @@ namespace {
 
 constexpr int64_t kQuantizeGrain = 32768;  // elements
 
-ScaleGrid grid_of(const KernelArguments& args, BlockShape block) {
+ScaleGrid grid_of(const KernelArguments& args, BlockShape block, const MatrixRows& part = {}) {
   const TensorView& x = args.input(0);
   const TensorView& offsets = args.input(1);
   const int64_t rows = x.shape.rank() == 3 ? x.shape[0] * x.shape[1] : x.rows();
-  return {x.shape, rows, block, offsets.as<int32_t>(),
-          offsets.data == nullptr ? 0 : offsets.shape[0] - 1};
+  return {x.shape,
+          rows,
+          block,
+          offsets.as<int32_t>(),
+          offsets.data == nullptr ? 0 : offsets.shape[0] - 1,
+          part};
+}
+
+template <class T>
+float number_of(T x, bool rounds) {
+  const auto number = static_cast<float>(widen(x));
+  return rounds ? static_cast<float>(bf16(number)) : number;
 }
 
 int64_t grain_of(const ScaleGrid& grid) {
@@ -28,7 +38,7 @@ int64_t grain_of(const ScaleGrid& grid) {
 // The largest magnitude of each block, as its bits, which are ordered as the magnitudes are, NaN
 // above all. Threads meet in a block where their rows do; a maximum is the same in any order.
 template <class T>
-void find_maxima(const KernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
+void find_maxima(const KernelArguments& args, const ScaleGrid& grid, bool rounds, uint32_t* maxima,
                  int64_t count) {
   std::fill(maxima, maxima + count, 0U);
   const T* x = args.in<T>(0);
@@ -41,7 +51,7 @@ void find_maxima(const KernelArguments& args, const ScaleGrid& grid, uint32_t* m
         const int64_t last = std::min(grid.columns(), (block + 1) * width);
         uint32_t largest = 0;
         for (int64_t i = block * width; i < last; ++i) {
-          const auto value = static_cast<float>(widen(from[i]));
+          const float value = number_of(from[i], rounds);
           largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
         }
         const std::atomic_ref<uint32_t> shared(to[block]);
@@ -97,12 +107,13 @@ void for_each_block(const KernelArguments& args, const ScaleGrid& grid, const ui
 
 template <class T, class Code>
 void store_codes(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors) {
+  const bool rounds = args.attributes->as<QuantizeAttributes>().rounds;
   const T* x = args.in<T>(0);
   Code* codes = args.out<Code>(0);
   for_each_block(args, grid, factors, [&](int64_t row, int64_t first, int64_t last, float factor) {
     const int64_t begin = row * grid.columns();
     for (int64_t i = begin + first; i < begin + last; ++i) {
-      codes[i] = Code::nearest(static_cast<float>(widen(x[i])) * factor);
+      codes[i] = Code::nearest(number_of(x[i], rounds) * factor);
     }
   });
 }
@@ -110,6 +121,7 @@ void store_codes(const KernelArguments& args, const ScaleGrid& grid, const uint3
 template <class T, class Code>
 void store_transposed(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors,
                       int output) {
+  const bool rounds = args.attributes->as<QuantizeAttributes>().rounds;
   const T* x = args.in<T>(0);
   Code* codes = args.out<Code>(output);
   std::fill(codes, codes + args.output(output).shape.elements(), Code{});
@@ -119,7 +131,7 @@ void store_transposed(const KernelArguments& args, const ScaleGrid& grid, const 
     const int64_t place = blocks.row_in_block(row);
     for (int64_t column = first; column < last; ++column) {
       codes[(block + column) * kTransposedRows + place] =
-          Code::nearest(static_cast<float>(widen(x[row * grid.columns() + column])) * factor);
+          Code::nearest(number_of(x[row * grid.columns() + column], rounds) * factor);
     }
   });
 }
@@ -147,7 +159,7 @@ void find_scales(const KernelArguments& args, const ScaleGrid& grid, int output,
   if (args.input(2).data != nullptr) {
     largest_of_parts(args.input(2), maxima, count);
   } else {
-    find_maxima<T>(args, grid, maxima, count);
+    find_maxima<T>(args, grid, attributes.rounds, maxima, count);
   }
   const bool is_e4m3 = attributes.format == DType::f8e4m3;
   store_scales(attributes.rule, is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest, maxima, count,
@@ -160,8 +172,8 @@ void measure(const KernelArguments& args) {
   if (!attributes.measures) return;
   const TensorView& amax = args.output(attributes.measured_output());
   const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
-  find_maxima<T>(args, grid_of(args, block), reinterpret_cast<uint32_t*>(amax.as<float>()),
-                 scale_count(amax));
+  find_maxima<T>(args, grid_of(args, block, attributes.part), attributes.rounds,
+                 reinterpret_cast<uint32_t*>(amax.as<float>()), scale_count(amax));
 }
 
 template <class T, class Code>
@@ -170,7 +182,7 @@ void quantize_as(const KernelArguments& args) {
   measure<T>(args);
   auto* factors = reinterpret_cast<uint32_t*>(args.workspace);
   if (attributes.has_rows()) {
-    const ScaleGrid grid = grid_of(args, attributes.block);
+    const ScaleGrid grid = grid_of(args, attributes.block, attributes.part);
     find_scales<T>(args, grid, 1, factors);
     store_codes<T, Code>(args, grid, factors);
   }
@@ -197,9 +209,9 @@ struct QuantizeKernel {
 template <class T>
 struct BlockAmaxKernel {
   static void run(const KernelArguments& args) {
-    const BlockShape block = args.attributes->as<BlockAmaxAttributes>().block;
+    const auto& [block, part, rounds] = args.attributes->as<BlockAmaxAttributes>();
     auto* maxima = reinterpret_cast<uint32_t*>(args.out<float>(0));
-    find_maxima<T>(args, grid_of(args, block), maxima, scale_count(args.output(0)));
+    find_maxima<T>(args, grid_of(args, block, part), rounds, maxima, scale_count(args.output(0)));
   }
 };
 

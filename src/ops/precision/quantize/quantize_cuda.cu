@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_maxima(uint32_t* to, const ScaleGrid& grid, 
 // above all. `maxima` are zeros before. A maximum is the same in any order.
 template <class T, int kStep>
 __global__ void __launch_bounds__(kStripThreads)
-    block_maxima_kernel(const T* x, LiveRows rows, ScaleGrid grid, uint32_t* maxima) {
+    block_maxima_kernel(const T* x, LiveRows rows, ScaleGrid grid, bool rounds, uint32_t* maxima) {
   const RowStrip strip(grid, rows.count(), kStep);
   if (strip.rows() <= 0) return;
   const int64_t own_scale_row = strip.scale_row_of_lane(grid);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kStripThreads)
       if (!reads) continue;
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        const auto value = static_cast<float>(widen(packs[i].values[j]));
+        const float value = number_of(packs[i].values[j], rounds);
         held[j] = max(held[j], __float_as_uint(value) & 0x7fffffffU);
       }
     }
@@ -124,7 +124,8 @@ __global__ void scales_kernel(ScaleRule rule, float largest_code, uint32_t* maxi
 
 template <__nv_fp8_interpretation_t kFormat, class T, int kStep>
 __global__ void __launch_bounds__(kStripThreads)
-    codes_kernel(const T* x, LiveRows rows, ScaleGrid grid, const float* factors, uint8_t* codes) {
+    codes_kernel(const T* x, LiveRows rows, ScaleGrid grid, bool rounds, const float* factors,
+                 uint8_t* codes) {
   const RowStrip strip(grid, rows.count(), kStep);
   if (strip.rows() <= 0) return;
   const int64_t own_scale_row = strip.scale_row_of_lane(grid);
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kStripThreads)
     CodePack<kStep> result;
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      result.codes[j] = __nv_cvt_float_to_fp8(static_cast<float>(widen(pack.values[j])) * factor[j],
+      result.codes[j] = __nv_cvt_float_to_fp8(number_of(pack.values[j], rounds) * factor[j],
                                               __NV_SATFINITE, kFormat);
     }
     *reinterpret_cast<CodePack<kStep>*>(codes + at) = result;
@@ -158,7 +159,8 @@ __global__ void __launch_bounds__(kStripThreads)
 // A thread for each code, also of unused blocks: correct for any blocks, and slow.
 template <__nv_fp8_interpretation_t kFormat, class T>
 __global__ void transposed_codes_kernel(const T* x, TransposedGrid blocks, ScaleGrid grid,
-                                        const float* factors, int64_t count, uint8_t* codes) {
+                                        bool rounds, const float* factors, int64_t count,
+                                        uint8_t* codes) {
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at >= count) return;
   const int64_t column = at / kTransposedRows % grid.columns();
@@ -169,22 +171,22 @@ __global__ void transposed_codes_kernel(const T* x, TransposedGrid blocks, Scale
     const int64_t row = rows.first + within;
     const float factor = factors[grid.scale_row(row) * grid.scale_columns() +
                                  (grid.scale_columns() == 1 ? 0 : column / grid.block_columns())];
-    const auto value = static_cast<float>(widen(x[row * grid.columns() + column]));
+    const float value = number_of(x[row * grid.columns() + column], rounds);
     code = __nv_cvt_float_to_fp8(value * factor, __NV_SATFINITE, kFormat);
   }
   codes[at] = code;
 }
 
 template <class T>
-void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
-                 int64_t count) {
+void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, bool rounds,
+                 uint32_t* maxima, int64_t count) {
   check_cuda(cudaMemsetAsync(maxima, 0, static_cast<size_t>(count) * sizeof(uint32_t), args.stream),
              "clearing maxima");
   const bool packs = is_made_of_packs<T>(grid.columns());
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? block_maxima_kernel<T, kPack> : block_maxima_kernel<T, 1>, args.in<T>(0),
-         live_rows_of(args.input(0), grid), grid, maxima);
+         live_rows_of(args.input(0), grid), grid, rounds, maxima);
 }
 
 // Scales of blocks, to that output, and what elements are multiplied by.
@@ -201,7 +203,7 @@ void find_scales(const CudaKernelArguments& args, const ScaleGrid& grid, int out
            static_cast<const uint32_t*>(args.input(2).data), args.input(2).shape.elements() / count,
            count, maxima);
   } else {
-    find_maxima<T>(args, grid, maxima, count);
+    find_maxima<T>(args, grid, attributes.rounds, maxima, count);
   }
   const bool is_e4m3 = attributes.format == DType::f8e4m3;
   const float largest = is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest;
@@ -220,8 +222,8 @@ void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const f
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? codes_kernel<kFormat, T, kPack> : codes_kernel<kFormat, T, 1>, args.in<T>(0),
-         live_rows_of(args.input(0), grid), grid, factors,
-         static_cast<uint8_t*>(args.output(0).data));
+         live_rows_of(args.input(0), grid), grid, args.attributes->as<QuantizeAttributes>().rounds,
+         factors, static_cast<uint8_t*>(args.output(0).data));
 }
 
 template <class T, __nv_fp8_interpretation_t kFormat>
@@ -233,8 +235,8 @@ void store_transposed(const CudaKernelArguments& args, const ScaleGrid& grid,
   const int64_t count = codes.shape.elements();
   launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256},
          transposed_codes_kernel<kFormat, T>, args.in<T>(0),
-         TransposedGrid(x.shape, LiveRows(x), args.input(1)), grid, factors, count,
-         static_cast<uint8_t*>(codes.data));
+         TransposedGrid(x.shape, LiveRows(x), args.input(1)), grid, attributes.rounds, factors,
+         count, static_cast<uint8_t*>(codes.data));
 }
 
 template <class T, __nv_fp8_interpretation_t kFormat>
@@ -243,12 +245,13 @@ void quantize_any(const CudaKernelArguments& args) {
   if (attributes.measures) {
     const CudaTensor& amax = args.output(attributes.measured_output());
     const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
-    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1)),
-                   static_cast<uint32_t*>(amax.data), amax.shape.elements());
+    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1), attributes.part),
+                   attributes.rounds, static_cast<uint32_t*>(amax.data), amax.shape.elements());
   }
   auto* factors = reinterpret_cast<float*>(args.scratch);
   if (attributes.has_rows()) {
-    const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.block, args.input(1));
+    const ScaleGrid grid =
+        cuda_grid_of(args.input(0), attributes.block, args.input(1), attributes.part);
     find_scales<T>(args, grid, 1, factors);
     store_codes<T, kFormat>(args, grid, factors);
   }
@@ -272,19 +275,20 @@ struct QuantizeCuda {
   }
 };
 
+template <class T>
 void quantize_in_tiles(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
   auto* const factors = reinterpret_cast<float*>(args.scratch);
   if (tile_scales(attributes) != TileScales::whole) return quantize_tiles(args, nullptr);
-  find_scales<Bf16>(args, cuda_grid_of(args.input(0), {}, args.input(1)), 1, factors);
+  find_scales<T>(args, cuda_grid_of(args.input(0), {}, args.input(1)), 1, factors);
   quantize_tiles(args, factors);
 }
 
 template <class T>
 struct BlockAmaxCuda {
   static void run(const CudaKernelArguments& args) {
-    const BlockShape block = args.attributes->as<BlockAmaxAttributes>().block;
-    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1)),
+    const auto& [block, part, rounds] = args.attributes->as<BlockAmaxAttributes>();
+    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1), part), rounds,
                    static_cast<uint32_t*>(args.output(0).data), args.output(0).shape.elements());
   }
 };
@@ -292,8 +296,9 @@ struct BlockAmaxCuda {
 }  // namespace
 
 CudaKernel quantize_cuda_kernel(const OpView& op) {
-  if (quantizes_tiles(op)) return &quantize_in_tiles;
-  return select_cuda_kernel<QuantizeCuda>(op.input(0).dtype);
+  const DType dtype = op.input(0).dtype;
+  if (!quantizes_tiles(op)) return select_cuda_kernel<QuantizeCuda>(dtype);
+  return dtype == DType::f32 ? &quantize_in_tiles<float> : &quantize_in_tiles<Bf16>;
 }
 
 CudaKernel block_amax_cuda_kernel(const OpView& op) {
