@@ -71,6 +71,8 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "moe-router-ignore-padding",
     "moe-dispatch-fwd-dtype",
     "moe-combine-bwd-dtype",
+    "fp4-format",
+    "fp4-recipe",
     "fp8-format",
     "fp8-recipe",
     "fp8-modules",

@@ -154,6 +154,8 @@ constexpr Choice<Fp8Recipe> kFp8Recipes[] = {{"delayed", Fp8Recipe::delayed},
                                              {"tensorwise", Fp8Recipe::tensorwise},
                                              {"blockwise", Fp8Recipe::blockwise},
                                              {"mxfp8", Fp8Recipe::mxfp8}};
+constexpr Choice<Fp4Format> kFp4Formats[] = {{"e2m1", Fp4Format::e2m1}};
+constexpr Choice<Fp4Recipe> kFp4Recipes[] = {{"nvfp4", Fp4Recipe::nvfp4}};
 constexpr Choice<MessageDtype> kMessageDtypes[] = {{"bf16", MessageDtype::bf16},
                                                    {"mxfp8", MessageDtype::mxfp8}};
 constexpr Choice<PassId> kDumpedPasses[] = {{"emission", PassId::emission},
@@ -926,6 +928,24 @@ constexpr OptionSpec kOptions[] = {
              "before (delayed) or is now (tensorwise); 1 x 128 numbers along the sum, of weights "
              "128 x 128 (blockwise); or 1 x 32 (mxfp8).",
      .unset = "delayed, with --fp8-format",
+     .commands = kShape | kEval},
+    {.name = "fp4-format",
+     .member = kChoiceMember<&Options::fp4_format, kFp4Formats>,
+     .group = kModel,
+     .metavar = "FORMAT",
+     .help = "Instead of --fp8-format: train with operands of products in 4 bits, as --fp4-recipe "
+             "says. Computed exactly on every device, and slower than bf16 on all of them.",
+     .unset = "none",
+     .commands = kShape | kEval},
+    {.name = "fp4-recipe",
+     .member = kChoiceMember<&Options::fp4_recipe, kFp4Recipes>,
+     .group = kModel,
+     .metavar = "RECIPE",
+     .help =
+         "With --fp4-format: scales in 8 bits for 1 x 16 numbers along the sum, of weights 16 x "
+         "16, and one for a tensor; gradients rounded by chance, both operands of weight "
+         "gradients rotated.",
+     .unset = "nvfp4",
      .commands = kShape | kEval},
     {.name = "fp8-amax-history-len",
      .member = &Options::fp8_amax_history_len,

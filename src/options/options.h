@@ -98,6 +98,9 @@ struct MlpActivation {
 
 // --softmax-type.
 // What rows of tokens are on their way between ranks: as they are computed, or 8 bits.
+// Of products in 4 bits; there is one of each.
+enum class Fp4Format : uint8_t { e2m1 };
+enum class Fp4Recipe : uint8_t { nvfp4 };
 enum class MessageDtype : uint8_t { bf16, mxfp8 };
 
 enum class AttentionSoftmax : uint8_t { vanilla, off_by_one, learnable };
@@ -289,6 +292,8 @@ struct Options {
   // Low precision.
   std::optional<Fp8Format> fp8_format;
   std::optional<Fp8Recipe> fp8_recipe;
+  std::optional<Fp4Format> fp4_format;
+  std::optional<Fp4Recipe> fp4_recipe;
   std::vector<std::string> fp8_modules;  // empty: open
   MessageDtype moe_dispatch_fwd_dtype = MessageDtype::bf16;
   MessageDtype moe_combine_bwd_dtype = MessageDtype::bf16;

@@ -17,6 +17,7 @@ using Recipe = Fp8Recipe;
 using Format = Fp8Format;
 
 Recipe recipe_of(const Options& options) {
+  if (options.fp4_format) return Recipe::nvfp4;
   if (!options.fp8_format) return Recipe::none;
   return options.fp8_recipe.value_or(Recipe::delayed);
 }
@@ -165,13 +166,22 @@ std::optional<WeightCodes> weight_codes_of(const Options& options, const ModelCo
 
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config) {
   PrecisionOptions chosen{.messages = message_rounding_of(options, config)};
+  if (options.fp8_format && options.fp4_format) {
+    throw_bad_request("--fp4-format and --fp8-format exclude each other; give one of them.");
+  }
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
+    refuse_without(options.fp8_param_gather, "fp8-param-gather", "fp8-format");
+    refuse_without(options.log_fp8_saturation, "log-fp8-saturation", "fp8-format");
+  }
+  const bool has_products = options.fp8_format || options.fp4_format;
+  if (!has_products) {
     refuse_without(!options.fp8_modules.empty(), "fp8-modules", "fp8-format");
     refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
-    refuse_without(options.fp8_param_gather, "fp8-param-gather", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
-    refuse_without(options.log_fp8_saturation, "log-fp8-saturation", "fp8-format");
+  }
+  if (!options.fp4_format) {
+    refuse_without(options.fp4_recipe.has_value(), "fp4-recipe", "fp4-format");
   }
   if (!options.first_last_layers_bf16) {
     constexpr std::string_view kNeeded = "first-last-layers-bf16";
@@ -181,11 +191,11 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
                    kNeeded);
   }
   check_recipe(options);
-  if (!options.fp8_format) return chosen;
+  if (!has_products) return chosen;
   chosen.recipe = recipe_of(options);
   chosen.delayed = {.amax = options.fp8_amax_compute_algo.value_or(AmaxChoice::most_recent),
                     .margin = options.fp8_margin.value_or(0)};
-  chosen.format = *options.fp8_format;
+  chosen.format = options.fp8_format.value_or(Format::e4m3);
   chosen.kept = kept_products_of(options.fp8_modules, config.all_layers());
   chosen.weight_gradients = !options.no_fp8_wgrad;
   chosen.counts_codes = options.log_fp8_saturation;

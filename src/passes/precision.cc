@@ -7,17 +7,22 @@
 #include <utility>
 
 #include "model/code_metric.h"
-#include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_product.h"
 #include "passes/weight_codes.h"
+#include "passes/whole_amax.h"
 #include "program/rewrite.h"
 
 namespace troupe {
 namespace {
 
 using Operand = QuantizedForm::Operand;
+
+bool is_fp4(const QuantizeAttributes& attributes) {
+  return attributes.rule == ScaleRule::fp4;
+}
+
 class PrecisionPass {
  public:
   PrecisionPass(Program& program, const ModelState& state, const PrecisionOptions& options,
@@ -66,6 +71,7 @@ class PrecisionPass {
     int32_t offsets;
     DType format;
     bool of_backward;  // of gathered weights
+    bool by_columns;   // of 4 bits, where each order is quantised by itself
     auto operator<=>(const Key&) const = default;
   };
   struct Quantization {
@@ -198,7 +204,8 @@ class PrecisionPass {
     const ValueId value = replaced_.has(read) && replaced_[read].valid() ? replaced_[read] : read;
     const bool is_weight = op.spec->quantized->operands[operand].kind == Operand::Kind::weight;
     return {value.index, is_weight ? -1 : offsets_of(index).index, attributes.format,
-            is_weight && !is_state(program_.value(read).role) && op.place.phase != Phase::forward};
+            is_weight && !is_state(program_.value(read).role) && op.place.phase != Phase::forward,
+            !is_weight && is_fp4(attributes) && attributes.has_transposed()};
   }
 
   void replace(int32_t index) {
@@ -269,14 +276,15 @@ class PrecisionPass {
     QuantizeAttributes attributes = quantization.attributes;
     const bool is_recorded = histories_.records() && !is_measured_before(index, kind);
     attributes.measures = is_delayed() && is_recorded;
-    const bool needs_offsets = kind != Operand::Kind::weight &&
-                               (attributes.has_transposed() || attributes.block.rows != 1);
+    const bool needs_offsets =
+        kind != Operand::Kind::weight &&
+        (attributes.has_transposed() || is_fp4(attributes) || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
     const ValueId delayed = is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
       const ValueId amax = is_delayed() ? delayed
-                                        : whole_amax(builder, value, offsets, of_experts.valid(),
-                                                     attributes.rounds, name);
+                                        : whole_amax(builder, layout_, options_.recipe, value,
+                                                     offsets, of_experts.valid(), attributes, name);
       const Quantized codes = quantize(builder, value, offsets, amax, attributes, name);
       if (is_recorded && code_counting_.is_wanted() && codes.rows.codes.valid()) {
         code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
@@ -303,7 +311,7 @@ class PrecisionPass {
     if (!shard.rows.codes.valid()) {
       // By forwards and backwards, whose needs are apart where all state is sharded.
       QuantizeAttributes whole = quantization.attributes;
-      const auto other = quantizations_.find({value.index, -1, whole.format, true});
+      const auto other = quantizations_.find({value.index, -1, whole.format, true, false});
       if (!once && other != quantizations_.end()) {
         whole = in_both_orders(whole, other->second.attributes);
       }
@@ -355,16 +363,6 @@ class PrecisionPass {
                       place.layer == own.layer && place.round == own.round &&
                       place.micro_batch == own.micro_batch;
     return fits ? made_by : -1;
-  }
-
-  // Of a tensor with one scale of which this rank has a part: the largest elements of all parts,
-  // one rank's after the other's. Invalid where the rank's own are enough.
-  ValueId whole_amax(Builder& builder, ValueId value, ValueId offsets, bool of_experts, bool rounds,
-                     const std::string& name) const {
-    if (options_.recipe != Fp8Recipe::tensorwise) return {};
-    if (ranks_of_parts(layout_, of_experts).ranks == 1) return {};
-    const ValueId own = block_amax(builder, value, offsets, {.rounds = rounds}, name + "_amax");
-    return amax_of_parts(builder, layout_, own, of_experts, name);
   }
 
   template <class T>

@@ -43,7 +43,7 @@ struct PrecisionOptions {
   KeptProducts kept = {};
   bool weight_gradients = true;  // else their products keep their precision
   DelayedScaling delayed = {};   // of that recipe
-  bool counts_codes = false;     // measures TrainingStep::code_metrics
+  bool counts_codes = false;     // measures TrainingStep::code_metrics; not of 4 bits
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/transpose_codes/transpose_codes.h"
 
@@ -18,18 +19,6 @@ Shape shape_of(const Parameter& parameter) {
 }
 
 }  // namespace
-
-AllGatherAttributes ranks_of_parts(const Layout& layout, bool of_experts) {
-  const bool spread = of_experts && layout.ep() > 1;
-  return {.group = spread ? RankGroup::etp : RankGroup::tp_cp,
-          .ranks = spread ? layout.etp() : layout.tp() * layout.cp()};
-}
-
-ValueId amax_of_parts(Builder& builder, const Layout& layout, ValueId amax, bool of_experts,
-                      const std::string& name) {
-  const AllGatherAttributes all = ranks_of_parts(layout, of_experts);
-  return all.ranks == 1 ? amax : all_gather(builder, amax, all, name + "_amax_all");
-}
 
 void check_stored(const Program& program, const std::vector<int32_t>& order) {
   for (const int32_t index : order) {

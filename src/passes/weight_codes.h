@@ -2,9 +2,7 @@
 // (RunLayout::weight_codes), where the rank has a shard of these: it quantises the shard once, at
 // the beginning of the step, and ranks gather codes: once for the step, or in each pass through the
 // layer where all state is sharded. Transposed codes are made of gathered rows where both have the
-// same scales; else they are gathered themselves.
-//
-// One object belongs to one run of the pass.
+// same scales; else they are gathered themselves. One object belongs to one run of the pass.
 #pragma once
 
 #include <map>
@@ -12,18 +10,10 @@
 #include <vector>
 
 #include "model/model_state.h"
-#include "ops/exchange/all_gather/all_gather.h"
 #include "ops/precision/quantize/quantize.h"
 #include "program/rewrite.h"
 
 namespace troupe {
-
-// The ranks that have the other parts of a tensor with one scale: of tp_cp, to which one
-// micro-batch belongs; of experts that are spread over ep, of etp.
-AllGatherAttributes ranks_of_parts(const Layout& layout, bool of_experts);
-// The largest elements of all parts, one rank's after the other's; with one rank `amax` itself.
-ValueId amax_of_parts(Builder& builder, const Layout& layout, ValueId amax, bool of_experts,
-                      const std::string& name);
 
 // Aborts where an operation of `order` reads a weight that is kept as master weights alone.
 void check_stored(const Program& program, const std::vector<int32_t>& order);

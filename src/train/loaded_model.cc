@@ -134,8 +134,8 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
       model,
       {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
        "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens",
-       "moe-dispatch-fwd-dtype", "fp8-format", "fp8-recipe", "fp8-modules", "fp8-amax-history-len",
-       "fp8-amax-compute-algo", "fp8-margin", "first-last-layers-bf16",
+       "moe-dispatch-fwd-dtype", "fp4-format", "fp8-format", "fp8-recipe", "fp8-modules",
+       "fp8-amax-history-len", "fp8-amax-compute-algo", "fp8-margin", "first-last-layers-bf16",
        "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"});
   const auto take = [&](const char* name, auto member) {
     if (!was_given(options, name)) result.*member = saved.*member;
@@ -151,7 +151,9 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   take("keep-partial-validation-sample", &Options::keep_partial_validation_sample);
   take("loss-chunk-tokens", &Options::loss_chunk_tokens);
   take("moe-dispatch-fwd-dtype", &Options::moe_dispatch_fwd_dtype);
-  if (was_given(options, "fp8-format")) return result;  // another recipe, all of it
+  // Another recipe, all of it.
+  if (was_given(options, "fp8-format") || was_given(options, "fp4-format")) return result;
+  take("fp4-format", &Options::fp4_format);
   take("fp8-format", &Options::fp8_format);
   take("fp8-recipe", &Options::fp8_recipe);
   take("fp8-modules", &Options::fp8_modules);

@@ -20,6 +20,7 @@ RECIPES = {"delayed": ("--fp8-format", "hybrid", "--fp8-amax-history-len", 2,
            "tensorwise": ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"),
            "blockwise": ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"),
            "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8")}
+FP4 = {"nvfp4": ("--fp4-format", "e2m1")}
 MESSAGES = {"messages": ("--moe-dispatch-fwd-dtype", "mxfp8", "--moe-combine-bwd-dtype", "mxfp8")}
 
 
@@ -43,7 +44,7 @@ class LowPrecision(unittest.TestCase):
 
     def test_every_recipe_learns(self):
         plain = self.losses("bf16")
-        for name, flags in (RECIPES | MESSAGES).items():
+        for name, flags in (RECIPES | FP4 | MESSAGES).items():
             losses = self.losses(name, *flags)
             self.assertNotEqual(losses, plain, name)
             self.assertLess(losses[-1], losses[0] - 0.3, name)
@@ -52,7 +53,7 @@ class LowPrecision(unittest.TestCase):
             self.assertLess(abs(losses[-1] - plain[-1]), 0.05 * plain[-1], name)
 
     def test_threads_and_a_checkpoint_between_change_no_bit(self):
-        for name, flags in (RECIPES | MESSAGES).items():
+        for name, flags in (RECIPES | FP4 | MESSAGES).items():
             whole = self.losses(f"{name}_whole", *flags)
             self.assertEqual(whole, self.losses(f"{name}_one", *flags, threads=1), name)
             self.losses(f"{name}_cut", *flags, steps=3)
@@ -73,14 +74,15 @@ class LowPrecision(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             return re.search(r"validation loss ([0-9.]+)", done.stdout)[1]
 
-        for recipe, flags in (RECIPES | MESSAGES).items():
+        for recipe, flags in (RECIPES | FP4 | MESSAGES).items():
             name = f"{recipe}_evaluated"
             self.losses(name, *flags, "--split", "90,10,0", "--eval-iters", 2, "--eval-interval", 6)
             found = [line["val_loss"] for line in metrics(HERE.folder / name)
                      if "val_loss" in line]
             self.assertEqual(evaluated(name), f"{found[-1]:.4f}", recipe)
         # Another recipe is asked for.
-        every = {evaluated("tensorwise_evaluated", *flags) for flags in RECIPES.values()}
+        every = {evaluated("tensorwise_evaluated", *flags)
+                 for flags in (RECIPES | FP4).values()}
         self.assertGreater(len(every), 1, every)
 
     # Histories that a checkpoint does not have, or has for other numbers of steps, begin anew.

@@ -34,6 +34,7 @@ const PrecisionOptions kDelayed{
     .recipe = Recipe::delayed, .format = Format::hybrid, .delayed = {.amax = AmaxChoice::max}};
 const PrecisionOptions kBlockwise{.recipe = Recipe::blockwise};
 const PrecisionOptions kMxfp8{.recipe = Recipe::mxfp8};
+const PrecisionOptions kNvfp4{.recipe = Recipe::nvfp4};
 
 // All that tensor parallelism cuts in two is cut at a multiple of 128.
 ModelConfig wide_model() {
@@ -61,7 +62,7 @@ std::vector<LayoutCase> precision_cases() {
       c.micro_batches = 2;
       c.sequence = 16;
       c.precision = precision;
-      c.precision.counts_codes = true;
+      c.precision.counts_codes = precision.recipe != Recipe::nvfp4;
       if (precision.recipe == Recipe::delayed) c.amax_history = 2;
       configure(c);
       all.push_back(c);
@@ -70,7 +71,8 @@ std::vector<LayoutCase> precision_cases() {
   const std::map<std::string, PrecisionOptions> every = {{"tensorwise", kTensorwise},
                                                          {"delayed", kDelayed},
                                                          {"blockwise", kBlockwise},
-                                                         {"mxfp8", kMxfp8}};
+                                                         {"mxfp8", kMxfp8},
+                                                         {"nvfp4", kNvfp4}};
   const std::map<std::string, PrecisionOptions> whole = {{"tensorwise", kTensorwise},
                                                          {"delayed", kDelayed}};
   const std::map<std::string, PrecisionOptions> delayed = {{"delayed", kDelayed}};
@@ -219,8 +221,8 @@ LayoutCase one_rank(const PrecisionOptions& precision) {
 }
 
 TEST(Precision, RecomputeAndOffloadKeepTheBits) {
-  for (PrecisionOptions precision : {kTensorwise, kDelayed, kBlockwise, kMxfp8}) {
-    precision.counts_codes = true;
+  for (PrecisionOptions precision : {kTensorwise, kDelayed, kBlockwise, kMxfp8, kNvfp4}) {
+    precision.counts_codes = precision.recipe != Recipe::nvfp4;
     const LayoutCase plain = one_rank(precision);
     const Outcome expected = run_layout(plain);
     LayoutCase full = plain;
@@ -323,10 +325,10 @@ TEST(Precision, ScalesThatAreTooSmallSaturate) {
 TEST(Precision, TheRecipesAreDifferentNumbers) {
   std::set<Outcome> outcomes;
   for (const PrecisionOptions& precision :
-       {PrecisionOptions{}, kTensorwise, kDelayed, kBlockwise, kMxfp8}) {
+       {PrecisionOptions{}, kTensorwise, kDelayed, kBlockwise, kMxfp8, kNvfp4}) {
     outcomes.insert(run_layout(one_rank(precision)));
   }
-  EXPECT_EQ(outcomes.size(), 5U);
+  EXPECT_EQ(outcomes.size(), 6U);
 }
 
 struct Product {

@@ -373,6 +373,11 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
                                                    .format = Fp8Format::hybrid,
                                                    .kept = step.precision.kept};
        }},
+      {"--fp4-format e2m1 --fp4-recipe nvfp4",
+       [](const Step& step) {
+         return step.precision ==
+                PrecisionOptions{.recipe = Fp8Recipe::nvfp4, .kept = step.precision.kept};
+       }},
       {"--fp8-format hybrid --fp8-amax-compute-algo max --fp8-margin 2",
        [](const Step& step) {
          return step.precision == PrecisionOptions{.recipe = Fp8Recipe::delayed,

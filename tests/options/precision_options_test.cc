@@ -87,6 +87,24 @@ TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
                   }),
                   "--fp8-format hybrid: scales of blocks are for e4m3");
   }
+  const auto fp4_with = [](bool Options::*flag) {
+    return [=](Options& o) {
+      o.fp4_format = Fp4Format::e2m1;
+      o.*flag = true;
+    };
+  };
+  EXPECT_EQ(chosen_with(fp4_with(&Options::no_fp8_wgrad)).weight_gradients, false);
+  expect_phrase(refusal_with(fp4_with(&Options::fp8_param_gather)),
+                "--fp8-param-gather: it belongs to --fp8-format.");
+  expect_phrase(refusal_with(fp4_with(&Options::log_fp8_saturation)),
+                "--log-fp8-saturation: it belongs to --fp8-format.");
+  expect_phrase(refusal_with([](Options& o) { o.fp4_recipe = Fp4Recipe::nvfp4; }),
+                "--fp4-recipe: it belongs to --fp4-format.");
+  EXPECT_EQ(refusal_with([](Options& o) {
+              o.fp8_format = Fp8Format::e4m3;
+              o.fp4_format = Fp4Format::e2m1;
+            }),
+            "--fp4-format and --fp8-format exclude each other; give one of them.");
   const auto with_layers = [](std::optional<int32_t> Options::*layers) {
     return [=](Options& o) {
       o.fp8_format = Fp8Format::e4m3;

@@ -2,6 +2,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/precision/cuda/widen_codes.h"
+#include "ops/precision/fp4_block.h"
 #include "ops/product_scratch.h"
 
 namespace troupe {
@@ -29,6 +30,12 @@ bool has_blocks_of_stages(const Form& attributes, GroupedProduct product) {
   }
   return attributes.operands[0].block == along &&
          attributes.operands[1].block == BlockShape{kSide, kSide};
+}
+
+// Whose scales are no powers of two either.
+bool has_blocks_of_fp4(const Form& attributes) {
+  const BlockShape& block = attributes.operands[0].block;
+  return block.rows == kFp4Block || block.columns == kFp4Block;
 }
 
 // Of the product of wide operands: why it is no faster than that of bf16 ones, or slower.
@@ -64,7 +71,7 @@ int64_t rows_of_group(const OpView& op, GroupedProduct product, bool grouped) {
 
 DType widened_dtype(const Form& attributes) {
   if (attributes.compute != DType::bf16) return attributes.compute;
-  return has_one_scale_each(attributes) ? DType::f32 : DType::bf16;
+  return has_one_scale_each(attributes) || has_blocks_of_fp4(attributes) ? DType::f32 : DType::bf16;
 }
 
 KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& device,

@@ -1,5 +1,7 @@
 #include "ops/precision/recipe.h"
 
+#include "ops/precision/fp4_block.h"
+
 namespace troupe {
 
 namespace {
@@ -20,6 +22,9 @@ BlockShape block_of(const QuantizedForm::Operand& operand, Fp8Recipe recipe) {
       return along_sum(128);
     case Fp8Recipe::mxfp8:
       return along_sum(32);
+    case Fp8Recipe::nvfp4:
+      if (operand.kind == QuantizedForm::Operand::Kind::weight) return {kFp4Block, kFp4Block};
+      return along_sum(kFp4Block);
   }
   TROUPE_CHECK(false, "a recipe of low precision");
   return {};
@@ -31,6 +36,8 @@ ScaleRule rule_of(Fp8Recipe recipe) {
       return ScaleRule::power_of_two;
     case Fp8Recipe::mxfp8:
       return ScaleRule::exponent;
+    case Fp8Recipe::nvfp4:
+      return ScaleRule::fp4;
     default:
       return ScaleRule::ratio;
   }
@@ -50,6 +57,12 @@ QuantizeAttributes quantization_of(const QuantizedForm::Operand& operand, Fp8Rec
   } else {
     attributes.order = CodesOrder::transposed;
     attributes.transposed_block = block_of(operand, recipe);
+  }
+  if (recipe == Fp8Recipe::nvfp4) {
+    // Both operands of a weight gradient.
+    attributes.rotates =
+        !operand.sums_columns && operand.kind != QuantizedForm::Operand::Kind::weight;
+    attributes.is_stochastic = operand.kind == QuantizedForm::Operand::Kind::gradient;
   }
   return attributes;
 }

@@ -14,6 +14,7 @@ enum class Fp8Recipe : uint8_t {
   delayed,     // the same, by what was largest in the steps before
   blockwise,   // for 1 x 128 along the sum, weights 128 x 128; powers of two
   mxfp8,       // for 1 x 32 along the sum; powers of two in 8 bits
+  nvfp4,       // codes of 4 bits for 1 x 16 along the sum, weights 16 x 16 (fp4_block.h)
 };
 // What of a history `delayed` takes.
 enum class AmaxChoice : uint8_t { most_recent, max };

@@ -43,6 +43,7 @@ enum class ScaleRule : uint8_t {
   ratio,         // f32: the largest element becomes the largest code, up to rounding
   power_of_two,  // f32: the least power of two that gives the largest element a code
   exponent,      // the same in u8, as E8M0: 2^(s - 127), 255 for NaN
+  fp4,           // f32: of codes in 4 bits, by the matrix's largest element too (fp4_block.h)
 };
 
 constexpr DType scale_dtype(ScaleRule rule) {
@@ -99,6 +100,7 @@ class ScaleGrid {
         scale_columns_(block.columns == 0 ? 1 : (columns_ + block.columns - 1) / block.columns) {}
 
   constexpr int64_t rows() const { return rows_; }
+  constexpr int64_t matrices() const { return matrices_; }
   constexpr int64_t columns() const { return columns_; }
   constexpr int64_t scale_columns() const { return scale_columns_; }
   // Elements of a row that share a scale, but at its end.
@@ -111,6 +113,19 @@ class ScaleGrid {
     const int64_t matrix = offsets_ == nullptr ? (first_row_ + row) / matrix_rows_ : expert_of(row);
     if (block_.rows == 0) return matrix;
     return first_of(matrix) + (row - begin_of(matrix)) / block_.rows;
+  }
+
+  // Of a row with which a block begins, the block's rows that there are; of others 0.
+  constexpr int64_t rows_of_block(int64_t row) const {
+    const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+    if ((row - begin_of(matrix)) % block_.rows != 0) return 0;
+    int64_t end = rows_;
+    if (offsets_ != nullptr) {
+      end = offsets_[matrix + 1];
+    } else if (matrices_ > 1) {
+      end = begin_of(matrix + 1);
+    }
+    return row + block_.rows < end ? block_.rows : end - row;
   }
 
   // Where the row lies in its block of that many rows; blocks have some.

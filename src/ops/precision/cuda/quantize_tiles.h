@@ -25,7 +25,9 @@ constexpr TileScales tile_scales(const QuantizeAttributes& attributes) {
     return (!attributes.has_rows() || attributes.block == rows) &&
            (!attributes.has_transposed() || attributes.transposed_block == transposed);
   };
-  if (attributes.rule == ScaleRule::exponent) return TileScales::none;
+  if (attributes.rule == ScaleRule::exponent || attributes.rule == ScaleRule::fp4) {
+    return TileScales::none;
+  }
   if (all_are({}, {})) return TileScales::whole;
   if (all_are({1, kSide}, {kSide, 1})) return TileScales::lines;
   if (all_are({kSide, kSide}, {kSide, kSide})) return TileScales::squares;

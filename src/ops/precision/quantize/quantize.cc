@@ -77,13 +77,18 @@ void infer_quantize(InferContext& context) {
                "quantize: matrices that are cut have codes in rows: " + x.name);
   TROUPE_CHECK(is_f8(attributes.format) &&
                    (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
-               "quantize: scales of powers of two are for f8e4m3");
+               "quantize: only scales by ratios are for f8e5m2");
+  const bool is_fp4 = attributes.rule == ScaleRule::fp4;
+  TROUPE_CHECK(is_fp4 ? context.has_input(2) && !attributes.measures && !attributes.part.any()
+                      : !attributes.rotates && !attributes.is_stochastic,
+               "quantize: not as 4 bits are: " + x.name);
   if (context.has_input(2)) {
     const Value& amax = context.input(2);
-    const Shape scales = shape_of_scales(x, block, experts, attributes.part);
+    const BlockShape of_amax = is_fp4 ? BlockShape{} : block;
+    const Shape scales = shape_of_scales(x, of_amax, experts, attributes.part);
     TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
                      amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
-                     !rows_of_scales(x, block).valid() &&
+                     !rows_of_scales(x, of_amax).valid() &&
                      (attributes.order != CodesOrder::both || attributes.shares_scales()),
                  "quantize: amax " + amax.shape.to_string() + " for scales " + scales.to_string());
   }
@@ -100,7 +105,9 @@ void infer_quantize(InferContext& context) {
 }
 
 void infer_block_amax(InferContext& context) {
-  const auto [block, part, rounds] = context.attributes<BlockAmaxAttributes>();
+  const auto [block, part, rounds, rotates] = context.attributes<BlockAmaxAttributes>();
+  TROUPE_CHECK(!rotates || (block == BlockShape{} && !part.any()),
+               "block_amax: rotated matrices are whole");
   TROUPE_CHECK(!rounds || context.input(0).dtype == DType::f32, "block_amax: bf16 of f32");
   const int64_t experts = check_blocks(context, block, "block_amax");
   const Value x = context.input(0);
@@ -139,6 +146,7 @@ uint64_t workspace_quantize(const OpView& op) {
 KernelChoice choose_quantize(const OpView& op, const DeviceTraits& device) {
   const bool packs = is_made_of_packs(row_elements_of_input(op), op.input(0).dtype);
   const char* variant = packs ? "packs" : "elements";
+  if (op.attributes<QuantizeAttributes>().rule == ScaleRule::fp4) variant = "blocks";
   if (quantizes_tiles(op)) variant = "tiles";
   return make_choice(op, device, variant, TROUPE_CUDA(quantize_cuda_kernel), workspace_quantize);
 }
@@ -151,6 +159,8 @@ std::string name_of_rule(ScaleRule rule) {
       return "power-of-two";
     case ScaleRule::exponent:
       return "e8m0";
+    case ScaleRule::fp4:
+      return "fp4";
   }
   return "?";
 }
@@ -169,12 +179,14 @@ std::string print_quantize(const Attributes& attributes) {
   if (values.has_rows()) text += " block=" + to_string(values.block);
   if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
   return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "") +
-         print_source(values.part, values.rounds);
+         print_source(values.part, values.rounds) + (values.rotates ? " rotated=1" : "") +
+         (values.is_stochastic ? " stochastic=1" : "");
 }
 
 std::string print_block_amax(const Attributes& attributes) {
   const auto& values = attributes.as<BlockAmaxAttributes>();
-  return "block=" + to_string(values.block) + print_source(values.part, values.rounds);
+  return "block=" + to_string(values.block) + print_source(values.part, values.rounds) +
+         (values.rotates ? " rotated=1" : "");
 }
 
 // Codes are no results: products of other samples compare them.
@@ -215,6 +227,26 @@ std::vector<OpSample> samples_quantize() {
     declare_results(sample,
                     quantize(sample.builder(), x, {}, amax, {.measures = true, .part = part}, "q"));
   };
+  // In 4 bits: of a matrix, of several, or of the rows of experts.
+  const auto fp4 = [](const Shape& shape, const std::vector<int32_t>& starts,
+                      const QuantizeAttributes& attributes) {
+    return [=](SampleBuilder& sample) {
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      constant.dtype = DType::bf16;
+      ValueId offsets;
+      if (!starts.empty()) {
+        offsets = sample.integers("offsets", {std::ssize(starts)}, starts);
+        constant.rows = offsets;
+        constant.rows_element = static_cast<int32_t>(starts.size()) - 1;
+      }
+      const ValueId x = sample.tensor("x", shape, constant);
+      const ValueId amax =
+          block_amax(sample.builder(), x, offsets, {.rotates = attributes.rotates}, "amax");
+      sample.result_without_gradient(amax);
+      declare_results(sample, quantize(sample.builder(), x, offsets, amax, attributes, "q"));
+    };
+  };
   // With `given`, scales are those of other numbers, and the rows' own largest elements measured.
   const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts,
                        bool given = false) {
@@ -251,6 +283,26 @@ std::vector<OpSample> samples_quantize() {
        rows({.order = CodesOrder::both, .measures = true}, {0, 0, 6, 6, 17, 17}, true)},
       {"experts", dense({3, 5, 7}, {kE4, ScaleRule::ratio, {}}, false)},
       {"matrices_that_are_cut", cut_matrices},
+      {"fp4_rows",
+       fp4({5, 37}, {}, {.rule = ScaleRule::fp4, .block = {1, 16}, .is_stochastic = true})},
+      {"fp4_rows_of_experts",
+       fp4({40, 37}, {0, 0, 9, 37}, {.rule = ScaleRule::fp4, .block = {1, 16}})},
+      {"fp4_squares", fp4({2, 33, 20}, {},
+                          {.rule = ScaleRule::fp4,
+                           .block = {16, 16},
+                           .order = CodesOrder::both,
+                           .transposed_block = {16, 16}})},
+      {"fp4_columns", fp4({35, 6}, {},
+                          {.rule = ScaleRule::fp4,
+                           .order = CodesOrder::transposed,
+                           .transposed_block = {16, 1},
+                           .rotates = true})},
+      {"fp4_columns_of_experts", fp4({60, 6}, {0, 3, 3, 36, 52},
+                                     {.rule = ScaleRule::fp4,
+                                      .order = CodesOrder::transposed,
+                                      .transposed_block = {16, 1},
+                                      .rotates = true,
+                                      .is_stochastic = true})},
       {"row_blocks", dense({5, 300}, {kE4, ScaleRule::power_of_two, {1, 128}}, false)},
       {"column_blocks", dense({300, 5}, {kE4, ScaleRule::power_of_two, {128, 1}}, false)},
       {"square_blocks", dense({2, 130, 129}, {kE4, ScaleRule::power_of_two, {128, 128}}, false)},

@@ -12,6 +12,10 @@
 //   power_of_two  2^ceil(log2(amax / 448)), 1 where amax is 0; exact: it is a power of two
 //   exponent      the same, as E8M0. Both are for e4m3
 //
+// With the rule fp4 codes are those of 4 bits, kept as numbers of e4m3 (ops/precision/fp4_block.h);
+// `amax` is then of whole matrices, or of each expert's rows, and there are no others. Blocks are
+// 1 x 16, 16 x 1 or 16 x 16. What is rotated is that in blocks of 16 whole rows; the rest is not.
+//
 // x is rounded to f32 first, where it is wider; with `rounds` to bf16, as the copy would be that a
 // weight does not have. NaN becomes NaN.
 //
@@ -45,7 +49,8 @@ namespace troupe {
 struct BlockAmaxAttributes {
   BlockShape block = {};
   MatrixRows part = {};
-  bool rounds = false;  // x, which is f32, to bf16 first
+  bool rounds = false;   // x, which is f32, to bf16 first
+  bool rotates = false;  // x first, as QuantizeAttributes says; of whole matrices
 };
 
 // A tensor in 8 bits, in the order in which a product reads it.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/cpu/vector.h"
+#include "ops/precision/fp4_block.h"
 #include "ops/precision/quantize/quantize.h"
 #include "program/kernel.h"
 
@@ -35,6 +36,15 @@ int64_t grain_of(const ScaleGrid& grid) {
   return std::max<int64_t>(1, kQuantizeGrain / std::max<int64_t>(1, grid.columns()));
 }
 
+// Makes it at least as large.
+void raise(uint32_t& maximum, uint32_t largest) {
+  const std::atomic_ref<uint32_t> shared(maximum);
+  uint32_t before = shared.load(std::memory_order_relaxed);
+  while (before < largest &&
+         !shared.compare_exchange_weak(before, largest, std::memory_order_relaxed)) {
+  }
+}
+
 // The largest magnitude of each block, as its bits, which are ordered as the magnitudes are, NaN
 // above all. Threads meet in a block where their rows do; a maximum is the same in any order.
 template <class T>
@@ -54,11 +64,7 @@ void find_maxima(const KernelArguments& args, const ScaleGrid& grid, bool rounds
           const float value = number_of(from[i], rounds);
           largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
         }
-        const std::atomic_ref<uint32_t> shared(to[block]);
-        uint32_t before = shared.load(std::memory_order_relaxed);
-        while (before < largest &&
-               !shared.compare_exchange_weak(before, largest, std::memory_order_relaxed)) {
-        }
+        raise(to[block], largest);
       }
     }
   });
@@ -176,6 +182,74 @@ void measure(const KernelArguments& args) {
                  reinterpret_cast<uint32_t*>(amax.as<float>()), scale_count(amax));
 }
 
+// Calls visit(row, rows, column, columns, numbers, scale row) for each block, with its numbers, row
+// by row, in f32.
+template <class T, class Visit>
+void for_each_fp4_block(const KernelArguments& args, const ScaleGrid& grid, BlockShape block,
+                        bool rotates, const Visit& visit) {
+  const T* x = args.in<T>(0);
+  args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t rows = grid.rows_of_block(row);
+      for (int64_t column = 0; rows > 0 && column < grid.columns(); column += block.columns) {
+        const int64_t columns = std::min<int64_t>(block.columns, grid.columns() - column);
+        float numbers[kFp4Block * kFp4Block];
+        for (int64_t i = 0; i < rows * columns; ++i) {
+          numbers[i] = number_of(x[(row + i / columns) * grid.columns() + column + i % columns],
+                                 /*rounds=*/false);
+        }
+        if (rotates && rows == kFp4Block) rotate_fp4(numbers);
+        visit(row, rows, column, columns, numbers);
+      }
+    }
+  });
+}
+
+// Codes in one order, or in both with the same scales.
+template <class T>
+void quantize_fp4_as(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
+  const ScaleGrid grid = grid_of(args, block);
+  const ScaleGrid matrices = grid_of(args, {});
+  const ScaleGrid lines = grid_of(args, {kTransposedRows, 1});
+  f8e4m3* codes = attributes.has_rows() ? args.out<f8e4m3>(0) : nullptr;
+  f8e4m3* transposed = nullptr;
+  if (attributes.has_transposed()) {
+    const int output = attributes.transposed_output();
+    transposed = args.out<f8e4m3>(output);
+    std::fill_n(transposed, args.output(output).shape.elements(), f8e4m3{});
+  }
+  const int of_scales = attributes.has_rows() ? 1 : attributes.transposed_scales_output();
+  const TensorView& scales = args.output(of_scales);
+  std::fill_n(scales.as<float>(), scale_count(scales), 1.0F);
+  const TensorView& amax = args.input(2);
+  const int64_t count = matrices.matrices();
+  const auto largest_of_matrix = [&](int64_t row) {
+    float largest = 0;
+    for (int64_t i = matrices.scale_row(row); i < amax.shape.elements(); i += count) {
+      largest = larger_magnitude(largest, amax.as<float>()[i]);
+    }
+    return largest;
+  };
+  for_each_fp4_block<T>(
+      args, grid, block, attributes.rotates,
+      [&](int64_t row, int64_t rows, int64_t column, int64_t columns, float* numbers) {
+        scales.as<float>()[grid.scale_row(row) * grid.scale_columns() + column / block.columns] =
+            quantize_fp4(numbers, static_cast<int>(rows * columns), largest_of_matrix(row),
+                         attributes.is_stochastic);
+        for (int64_t i = 0; i < rows * columns; ++i) {
+          const int64_t at = row + i / columns;
+          const int64_t of_row = column + i % columns;
+          const f8e4m3 code = f8e4m3::nearest(numbers[i]);
+          if (codes != nullptr) codes[at * grid.columns() + of_row] = code;
+          if (transposed == nullptr) continue;
+          transposed[(lines.scale_row(at) * grid.columns() + of_row) * kTransposedRows +
+                     lines.row_in_block(at)] = code;
+        }
+      });
+}
+
 template <class T, class Code>
 void quantize_as(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
@@ -198,7 +272,10 @@ void quantize_as(const KernelArguments& args) {
 template <class T>
 struct QuantizeKernel {
   static void run(const KernelArguments& args) {
-    if (args.attributes->as<QuantizeAttributes>().format == DType::f8e4m3) {
+    const auto& attributes = args.attributes->as<QuantizeAttributes>();
+    if (attributes.rule == ScaleRule::fp4) {
+      quantize_fp4_as<T>(args);
+    } else if (attributes.format == DType::f8e4m3) {
       quantize_as<T, f8e4m3>(args);
     } else {
       quantize_as<T, f8e5m2>(args);
@@ -206,11 +283,26 @@ struct QuantizeKernel {
   }
 };
 
+// Of each matrix, or expert.
+template <class T>
+void find_rotated_maxima(const KernelArguments& args, uint32_t* maxima, int64_t count) {
+  std::fill(maxima, maxima + count, 0U);
+  constexpr BlockShape kColumns{kFp4Block, 1};
+  const ScaleGrid matrices = grid_of(args, {});
+  for_each_fp4_block<T>(args, grid_of(args, kColumns), kColumns, /*rotates=*/true,
+                        [&](int64_t row, int64_t rows, int64_t, int64_t, const float* numbers) {
+                          raise(
+                              maxima[matrices.scale_row(row)],
+                              std::bit_cast<uint32_t>(largest_of(numbers, static_cast<int>(rows))));
+                        });
+}
+
 template <class T>
 struct BlockAmaxKernel {
   static void run(const KernelArguments& args) {
-    const auto& [block, part, rounds] = args.attributes->as<BlockAmaxAttributes>();
+    const auto& [block, part, rounds, rotates] = args.attributes->as<BlockAmaxAttributes>();
     auto* maxima = reinterpret_cast<uint32_t*>(args.out<float>(0));
+    if (rotates) return find_rotated_maxima<T>(args, maxima, args.output(0).shape.elements());
     find_maxima<T>(args, grid_of(args, block, part), rounds, maxima, scale_count(args.output(0)));
   }
 };

@@ -5,6 +5,7 @@
 #include "ops/precision/cuda/quantize_tiles.h"
 #include "ops/precision/cuda/row_strips.cuh"
 #include "ops/precision/cuda/transposed_rows.cuh"
+#include "ops/precision/fp4_block.h"
 #include "ops/precision/quantize/quantize.h"
 #include "program/cuda/device.cuh"
 
@@ -239,6 +240,148 @@ void store_transposed(const CudaKernelArguments& args, const ScaleGrid& grid,
          count, static_cast<uint8_t*>(codes.data));
 }
 
+// The grids of a tensor in blocks of 4 bits: of the blocks, of what has one amax, and of transposed
+// codes.
+struct Fp4Grids {
+  ScaleGrid blocks;
+  ScaleGrid matrices;
+  ScaleGrid lines;
+  BlockShape block;
+  bool rotates;
+
+  Fp4Grids(const CudaKernelArguments& args, BlockShape shape, bool rotated)
+      : blocks(cuda_grid_of(args.input(0), shape, args.input(1))),
+        matrices(cuda_grid_of(args.input(0), {}, args.input(1))),
+        lines(cuda_grid_of(args.input(0), {kTransposedRows, 1}, args.input(1))),
+        block(shape),
+        rotates(rotated) {}
+
+  unsigned thread_blocks() const {
+    return static_cast<unsigned>(
+        std::max<int64_t>(1, ceil_divide(blocks.rows() * blocks.scale_columns(), kFp4Threads)));
+  }
+  static constexpr int kFp4Threads = 128;
+};
+
+// A thread for each row and block of columns; those whose row begins a block have work.
+struct Fp4Place {
+  int64_t row = 0;
+  int64_t column = 0;
+  int64_t rows = 0;  // 0: no work
+  int64_t columns = 0;
+
+  __device__ Fp4Place(const Fp4Grids& grids, int64_t live) {
+    const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    row = at / grids.blocks.scale_columns();
+    column = at % grids.blocks.scale_columns() * grids.block.columns;
+    if (row >= live) return;
+    rows = grids.blocks.rows_of_block(row);
+    columns = min(int64_t{grids.block.columns}, grids.blocks.columns() - column);
+  }
+};
+
+template <class T>
+__device__ void load_fp4_block(const T* x, const Fp4Grids& grids, const Fp4Place& place,
+                               float* numbers) {
+  for (int64_t i = 0; i < place.rows * place.columns; ++i) {
+    const int64_t row = place.row + i / place.columns;
+    numbers[i] = static_cast<float>(
+        widen(x[row * grids.blocks.columns() + place.column + i % place.columns]));
+  }
+  if (grids.rotates && place.rows == kFp4Block) rotate_fp4(numbers);
+}
+
+struct Fp4Outputs {
+  const float* amax;
+  int64_t parts;  // of amax, one after the other
+  bool is_stochastic;
+  uint8_t* codes;       // in rows; null: they are not stored
+  uint8_t* transposed;  // zeros before; null: they are not stored
+  float* scales;
+};
+
+template <class T>
+__global__ void __launch_bounds__(Fp4Grids::kFp4Threads)
+    fp4_blocks_kernel(const T* x, LiveRows rows, Fp4Grids grids, Fp4Outputs out) {
+  const Fp4Place place(grids, rows.count());
+  if (place.rows == 0) return;
+  float numbers[kFp4Block * kFp4Block];
+  load_fp4_block(x, grids, place, numbers);
+  const int64_t matrix = grids.matrices.scale_row(place.row);
+  float largest = 0;
+  for (int64_t part = 0; part < out.parts; ++part) {
+    largest = larger_magnitude(largest, out.amax[part * grids.matrices.matrices() + matrix]);
+  }
+  const int64_t columns = grids.blocks.columns();
+  out.scales[grids.blocks.scale_row(place.row) * grids.blocks.scale_columns() +
+             place.column / grids.block.columns] =
+      quantize_fp4(numbers, static_cast<int>(place.rows * place.columns), largest,
+                   out.is_stochastic);
+  for (int64_t i = 0; i < place.rows * place.columns; ++i) {
+    const int64_t row = place.row + i / place.columns;
+    const int64_t column = place.column + i % place.columns;
+    const uint8_t code = f8e4m3::nearest(numbers[i]).bits;
+    if (out.codes != nullptr) out.codes[row * columns + column] = code;
+    if (out.transposed == nullptr) continue;
+    out.transposed[(grids.lines.scale_row(row) * columns + column) * kTransposedRows +
+                   grids.lines.row_in_block(row)] = code;
+  }
+}
+
+__global__ void fill_scales_kernel(float* scales, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) scales[i] = 1;
+}
+
+template <class T>
+void quantize_fp4_blocks(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const Fp4Grids grids(args, attributes.has_rows() ? attributes.block : attributes.transposed_block,
+                       attributes.rotates);
+  const CudaTensor& scales =
+      args.output(attributes.has_rows() ? 1 : attributes.transposed_scales_output());
+  Fp4Outputs out{.amax = args.in<float>(2),
+                 .parts = args.input(2).shape.elements() / grids.matrices.matrices(),
+                 .is_stochastic = attributes.is_stochastic,
+                 .codes = nullptr,
+                 .transposed = nullptr,
+                 .scales = static_cast<float*>(scales.data)};
+  if (attributes.has_rows()) out.codes = static_cast<uint8_t*>(args.output(0).data);
+  if (attributes.has_transposed()) {
+    const CudaTensor& transposed = args.output(attributes.transposed_output());
+    out.transposed = static_cast<uint8_t*>(transposed.data);
+    check_cuda(cudaMemsetAsync(out.transposed, 0, static_cast<size_t>(transposed.shape.elements()),
+                               args.stream),
+               "clearing codes");
+  }
+  const int64_t count = scales.shape.elements();
+  launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256}, fill_scales_kernel,
+         out.scales, count);
+  launch(args, {grids.thread_blocks(), Fp4Grids::kFp4Threads}, fp4_blocks_kernel<T>, args.in<T>(0),
+         live_rows_of(args.input(0), grids.blocks), grids, out);
+}
+
+template <class T>
+__global__ void __launch_bounds__(Fp4Grids::kFp4Threads)
+    rotated_maxima_kernel(const T* x, LiveRows rows, Fp4Grids grids, uint32_t* maxima) {
+  const Fp4Place place(grids, rows.count());
+  if (place.rows == 0) return;
+  float numbers[kFp4Block];
+  load_fp4_block(x, grids, place, numbers);
+  atomicMax(maxima + grids.matrices.scale_row(place.row),
+            __float_as_uint(largest_of(numbers, static_cast<int>(place.rows))));
+}
+
+// Of each matrix, or expert.
+template <class T>
+void find_rotated_maxima(const CudaKernelArguments& args, uint32_t* maxima, int64_t count) {
+  check_cuda(cudaMemsetAsync(maxima, 0, static_cast<size_t>(count) * sizeof(uint32_t), args.stream),
+             "clearing maxima");
+  const Fp4Grids grids(args, {kFp4Block, 1}, /*rotated=*/true);
+  launch(args, {grids.thread_blocks(), Fp4Grids::kFp4Threads}, rotated_maxima_kernel<T>,
+         args.in<T>(0), live_rows_of(args.input(0), grids.blocks), grids, maxima);
+}
+
 template <class T, __nv_fp8_interpretation_t kFormat>
 void quantize_any(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
@@ -267,7 +410,10 @@ void quantize_any(const CudaKernelArguments& args) {
 template <class T>
 struct QuantizeCuda {
   static void run(const CudaKernelArguments& args) {
-    if (args.attributes->as<QuantizeAttributes>().format == DType::f8e4m3) {
+    const auto& attributes = args.attributes->as<QuantizeAttributes>();
+    if (attributes.rule == ScaleRule::fp4) {
+      quantize_fp4_blocks<T>(args);
+    } else if (attributes.format == DType::f8e4m3) {
       quantize_any<T, __NV_E4M3>(args);
     } else {
       quantize_any<T, __NV_E5M2>(args);
@@ -287,7 +433,11 @@ void quantize_in_tiles(const CudaKernelArguments& args) {
 template <class T>
 struct BlockAmaxCuda {
   static void run(const CudaKernelArguments& args) {
-    const auto& [block, part, rounds] = args.attributes->as<BlockAmaxAttributes>();
+    const auto& [block, part, rounds, rotates] = args.attributes->as<BlockAmaxAttributes>();
+    if (rotates) {
+      return find_rotated_maxima<T>(args, static_cast<uint32_t*>(args.output(0).data),
+                                    args.output(0).shape.elements());
+    }
     find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1), part), rounds,
                    static_cast<uint32_t*>(args.output(0).data), args.output(0).shape.elements());
   }

@@ -140,7 +140,52 @@ std::vector<OpSample> samples_quantized_linear() {
            transposed(dy, along_columns), transposed(x, along_columns), {});
     };
   };
-  return {{"tensors", products(9, 17, 5, false, false)},
+  // In 4 bits, both operands of the weight gradient rotated.
+  const auto fp4 = [](int64_t rows, int64_t inputs, int64_t outputs) {
+    return [=](SampleBuilder& sample) {
+      Builder& builder = sample.builder();
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      constant.dtype = DType::bf16;
+      constexpr BlockShape kRow{1, 16};
+      constexpr BlockShape kColumn{16, 1};
+      constexpr BlockShape kSquare{16, 16};
+      const auto codes = [&](ValueId x, CodesOrder order, BlockShape block, bool stochastic) {
+        const bool rotates = block == kColumn;
+        const ValueId amax = block_amax(builder, x, {}, {.rotates = rotates}, "amax");
+        return quantize(builder, x, {}, amax,
+                        {.rule = ScaleRule::fp4,
+                         .block = order == CodesOrder::transposed ? BlockShape{} : block,
+                         .order = order,
+                         .transposed_block = order == CodesOrder::rows ? BlockShape{} : block,
+                         .rotates = rotates,
+                         .is_stochastic = stochastic},
+                        "q");
+      };
+      const ValueId x = sample.tensor("x", {rows, inputs}, constant);
+      const ValueId weight = sample.tensor("weight", {outputs, inputs}, constant);
+      const ValueId dy = sample.tensor("dy", {rows, outputs}, constant);
+      const auto emit = [&](const OpSpec& kind, Codes one, Codes other, const Form::Operand& of_one,
+                            const Form::Operand& of_other) {
+        const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
+        std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
+        if (&kind != &kQuantizedLinearDataGradient) inputs.emplace_back();
+        sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
+      };
+      const Quantized w = codes(weight, CodesOrder::both, kSquare, false);
+      emit(kQuantizedLinear, codes(x, CodesOrder::rows, kRow, false).rows, w.rows,
+           Form::Operand{kRow}, Form::Operand{kSquare});
+      emit(kQuantizedLinearDataGradient, codes(dy, CodesOrder::rows, kRow, true).rows, w.transposed,
+           Form::Operand{kRow}, Form::transposed(kSquare, builder.value(weight).shape));
+      emit(kQuantizedLinearWeightGradient,
+           codes(dy, CodesOrder::transposed, kColumn, true).transposed,
+           codes(x, CodesOrder::transposed, kColumn, false).transposed,
+           Form::transposed(kColumn, builder.value(dy).shape),
+           Form::transposed(kColumn, builder.value(x).shape));
+    };
+  };
+  return {{"fp4", fp4(37, 50, 35)},
+          {"tensors", products(9, 17, 5, false, false)},
           {"tensors_bias", products(6, 8, 19, false, true)},
           {"blocks", products(37, 50, 33, true, true)},
           {"one_by_one", products(1, 1, 1, true, false)},
