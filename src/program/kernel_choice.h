@@ -31,6 +31,7 @@ enum class SlowKernel : uint8_t {
   row_bytes,           // rows that are no multiple of 16 bytes
   row_codes,           // rows in 8 bits that are no multiple of 16 codes
   block_scales,        // codes with scales of blocks: multiplied as wide numbers
+  four_bits,           // codes of 4 bits: multiplied in fp32
   compute_capability,  // another GPU than the fast kernel is for
 };
 

@@ -51,6 +51,9 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
     case SlowKernel::block_scales:
       return {"this GPU multiplies codes with one scale for each tensor or for each 128 numbers",
               "Use --fp8-recipe tensorwise or blockwise"};
+    case SlowKernel::four_bits:
+      return {"this GPU has no products in 4 bits, and they are computed in fp32",
+              "Use --fp8-format"};
     case SlowKernel::compute_capability:
       return {fmt::format("the fast kernel is for compute capability 9.0, and this GPU has {}.{}",
                           gpu.compute_capability / 10, gpu.compute_capability % 10),

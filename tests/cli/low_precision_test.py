@@ -152,6 +152,20 @@ class LowPrecision(unittest.TestCase):
             losses.append(re.search(r"validation loss ([0-9.]+)", done.stdout)[1])
         self.assertEqual(losses[0], losses[1])
 
+    def test_gpus_compute_4_bits_in_fp32(self):
+        done = run("plan", "--model", "olmoe-1b-7b", "--gpus", "1xh100", "--bf16", "--num-layers",
+                   2, "--fp4-format", "e2m1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("no products in 4 bits, and they are computed in fp32",
+                      " ".join(done.stderr.split()))
+        in_8 = run("plan", "--model", "olmoe-1b-7b", "--gpus", "1xh100", "--bf16", "--num-layers",
+                   2, "--fp8-format", "e4m3")
+
+        def speed(plan):
+            return float(re.search(r"speed: (\d+) tokens/s", plan.stdout)[1])
+
+        self.assertLess(speed(done), 0.5 * speed(in_8))
+
     # The scales are the same, so the losses part by their rounding alone, as in bf16.
     def test_histories_are_the_same_in_other_layouts(self):
         self.losses("one_rank", *RECIPES["delayed"], steps=3)

@@ -344,8 +344,10 @@ TEST(KernelChoice, OfCodes) {
          SlowKernel::no);
   expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks pair",
          SlowKernel::no);
-  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 16}, {16, 16}), "widened",
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 32}, {32, 32}), "widened",
          SlowKernel::block_scales);
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 16}, {16, 16}), "widened",
+         SlowKernel::four_bits);
   expect(choose_codes(kAmpere, bf16, 256, 64, 32, all, all), "widened",
          SlowKernel::compute_capability);
   // Both operands in f32, a bias, and what cuBLASLt needs.

@@ -43,6 +43,7 @@ SlowKernel why_widened(const OpView& op, const DeviceTraits& device, bool scales
   const auto& attributes = op.attributes<Form>();
   if (attributes.compute != DType::bf16) return SlowKernel::dtype;
   if (device.major() != 9) return SlowKernel::compute_capability;
+  if (has_blocks_of_fp4(attributes)) return SlowKernel::four_bits;
   return scales_fit ? SlowKernel::row_codes : SlowKernel::block_scales;
 }
 
