@@ -32,10 +32,6 @@ constexpr std::string_view kRopeKind = "this kind of rotary embedding is not ava
 constexpr std::string_view kHalf =
     "half precision with loss scaling is not available. Use --bf16, or fp32.";
 constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
-constexpr std::string_view kNarrow =
-    "it belongs to a way of training in 8 or 4 bits that is not available. Leave it out; what "
-    "there "
-    "is: --fp8-format with --fp8-recipe.";
 constexpr std::string_view kFp32State = "master weights are kept in fp32.";
 constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
@@ -219,7 +215,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("fp8-interval", "", "scales follow every step (in Megatron, too)."),
     accepted("tp-only-amax-red",
              "largest elements are those of all ranks that share a tensor, exchanged once a step."),
-    refused("fp4-param-gather", kNarrow),
+    refused("fp4-param-gather",
+            "weights of products in 4 bits keep their bf16 copy. Leave it out."),
     accepted("accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32."),
     refused("fp32-residual-connection",
             "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),
