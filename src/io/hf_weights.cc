@@ -321,6 +321,8 @@ void load_piece(const std::string& folder, const HfTensor& tensor, const StoredT
                 int64_t first, int64_t elements, int64_t place, const Parameter& parameter,
                 const StateStorage& storage, std::vector<float>& buffer) {
   const std::byte* source = read_stored(tensor, stored, first, elements, buffer);
+  const StateId checked =
+      storage.table()[parameter.value].is_stored ? parameter.value : parameter.master;
   // Those that `id` has, which holds elements `range` of the slice.
   const auto convert = [&](StateId id, const IndexRange& range) {
     const int64_t from = std::max(place, range.begin);
@@ -332,6 +334,7 @@ void load_piece(const std::string& folder, const HfTensor& tensor, const StoredT
     convert_elements(stored.dtype,
                      source + static_cast<size_t>(from - place) * size_of(stored.dtype), view.dtype,
                      own, to - from);
+    if (id != checked) return;
     require_finite(folder, tensor, view.dtype, own, first + from - place, to - from);
   };
   convert(parameter.value, parameter.held);

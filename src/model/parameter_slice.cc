@@ -14,6 +14,12 @@ int64_t ParameterSlice::extent(int dimension) const {
   return extent;
 }
 
+Shape ParameterSlice::shape() const {
+  std::vector<int64_t> extents;
+  for (size_t i = 0; i < ranges.size(); ++i) extents.push_back(extent(static_cast<int>(i)));
+  return Shape(extents);
+}
+
 int64_t ParameterSlice::elements() const {
   int64_t elements = 1;
   for (size_t i = 0; i < ranges.size(); ++i) elements *= extent(static_cast<int>(i));

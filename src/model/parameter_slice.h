@@ -23,6 +23,7 @@ struct ParameterSlice {
   std::optional<int64_t> first_shared = {};
 
   int64_t extent(int dimension) const;
+  Shape shape() const;
   int64_t elements() const;
 };
 

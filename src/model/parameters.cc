@@ -81,9 +81,7 @@ class Declaration {
     Parameter parameter(spec);
     const DType dtype = spec.is_wide ? accumulation_dtype(dtype_) : dtype_;
     parameter.slice = slice_of(spec, part_.layout(), part_.rank);
-    std::vector<int64_t> extents;
-    for (int i = 0; i < spec.whole_shape.rank(); ++i) extents.push_back(parameter.slice.extent(i));
-    const Shape shape = Shape(extents);
+    const Shape shape = parameter.slice.shape();
     Shard shard = part_.shard(spec.gradient_class);
     shard.owner = parameter.owner = owners_[static_cast<size_t>(spec.id.index)];
     parameter.shard = shard_of(shape, shard);

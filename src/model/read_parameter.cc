@@ -9,14 +9,10 @@ ValueId read_parameter(Builder& builder, const ModelState& state, ParameterId id
   const ValueId held = builder.state(parameter.value);
   const Shard shard = state.part.shard(parameter.gradient_class);
   if (state.part.run->sharding != StateSharding::parameters || shard.count == 1) return held;
-  std::vector<int64_t> extents;
-  for (int i = 0; i < parameter.whole_shape.rank(); ++i) {
-    extents.push_back(parameter.slice.extent(i));
-  }
   return gather_parameter(builder, held,
                           {.group = state.part.shard_groups(parameter.gradient_class).within,
                            .shard = shard,
-                           .shape = Shape(extents)},
+                           .shape = parameter.slice.shape()},
                           builder.value(held).name);
 }
 

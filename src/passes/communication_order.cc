@@ -24,16 +24,12 @@ bool spans_pipeline(RankGroup group) {
   }
 }
 
-template <class Predicate>
-bool is_collective_of(const Program& program, const Op& op, const Predicate& operand) {
-  return op.spec->group != nullptr && op.place.queue == Queue::communication &&
-         op.input_count > 0 && std::ranges::all_of(program.inputs(op), [&](ValueId id) {
-           return id.valid() && operand(program.value(id).role);
-         });
-}
-
 bool sums_gradients(const Program& program, const Op& op) {
-  return is_collective_of(program, op, [](Role role) { return role == Role::gradient; }) &&
+  const auto is_gradient = [&](ValueId id) {
+    return id.valid() && program.value(id).role == Role::gradient;
+  };
+  return op.spec->group != nullptr && op.place.queue == Queue::communication &&
+         op.input_count > 0 && std::ranges::all_of(program.inputs(op), is_gradient) &&
          !spans_pipeline(op.spec->group(op.attributes));
 }
 

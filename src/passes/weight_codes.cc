@@ -1,24 +1,10 @@
 #include "passes/weight_codes.h"
 
-#include <vector>
-
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/transpose_codes/transpose_codes.h"
 
 namespace troupe {
-namespace {
-
-// Of the rank's slice of a parameter.
-Shape shape_of(const Parameter& parameter) {
-  std::vector<int64_t> extents;
-  for (int i = 0; i < parameter.whole_shape.rank(); ++i) {
-    extents.push_back(parameter.slice.extent(i));
-  }
-  return Shape(extents);
-}
-
-}  // namespace
 
 void check_stored(const Program& program, const std::vector<int32_t>& order) {
   for (const int32_t index : order) {
@@ -55,7 +41,7 @@ Shard WeightShards::shard_of(const Parameter& parameter) const {
 }
 
 MatrixRows WeightShards::rows_of(const Parameter& parameter) const {
-  const Shape shape = shape_of(parameter);
+  const Shape shape = parameter.slice.shape();
   // An owner's shard is whole matrices.
   if (shape.rank() == 2 || program_.state()[source_of(parameter)].shape.rank() == 3) return {};
   return {.first = parameter.shard.begin / shape.back(), .rows = shape[1], .matrices = shape[0]};
@@ -94,7 +80,7 @@ Codes WeightShards::gather_codes(Builder& builder, const Parameter& parameter, c
   Codes all = own;  // one scale for a matrix is that of all ranks
   all.codes = gather_parameter(builder, own.codes, attributes, name);
   if (block != BlockShape{}) {
-    attributes.shape = scales_shape(shape_of(parameter), block, 0);
+    attributes.shape = scales_shape(parameter.slice.shape(), block, 0);
     all.scales = gather_parameter(builder, own.scales, attributes, name + ".scales");
   }
   return all;
@@ -103,7 +89,7 @@ Codes WeightShards::gather_codes(Builder& builder, const Parameter& parameter, c
 Quantized WeightShards::gather(const Parameter& parameter, const Quantized& shard,
                                const QuantizeAttributes& wanted, ValueId weight, int32_t before,
                                const Place& at) {
-  const Shape shape = shape_of(parameter);
+  const Shape shape = parameter.slice.shape();
   const std::string name = program_.value(weight).name + "_q";
   Quantized all;
   if (const auto found = rows_.find(weight.index); found != rows_.end()) all.rows = found->second;

@@ -96,6 +96,16 @@ KernelChoice choose_quantized_linear_weight_gradient(const OpView& op, const Dev
                                   TROUPE_CUDA(quantized_linear_weight_gradient_cuda_kernel));
 }
 
+// `last`: the bias, or the gradient's target; of a data gradient there is none.
+void emit_product(SampleBuilder& sample, const OpSpec& kind, const std::array<Codes, 2>& read,
+                  const std::array<Form::Operand, 2>& operands, ValueId last) {
+  const Form attributes{.compute = sample.dtype(), .operands = operands};
+  std::vector<ValueId> inputs = {read[0].codes, read[1].codes, read[0].scales, read[1].scales};
+  if (&kind != &kQuantizedLinearDataGradient) inputs.push_back(last);
+  sample.result_without_gradient(
+      sample.builder().emit(kind, Attributes(attributes), inputs, "y")[0]);
+}
+
 // Forward and both gradients of one product, as a pass makes them, with codes of constants.
 std::vector<OpSample> samples_quantized_linear() {
   const auto products = [](int64_t rows, int64_t inputs, int64_t outputs, bool blocks, bool bias) {
@@ -124,10 +134,7 @@ std::vector<OpSample> samples_quantized_linear() {
       };
       const auto emit = [&](const OpSpec& kind, Codes one, Codes other, const Form::Operand& of_one,
                             const Form::Operand& of_other, ValueId last) {
-        const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
-        std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
-        if (&kind != &kQuantizedLinearDataGradient) inputs.push_back(last);
-        sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
+        emit_product(sample, kind, {one, other}, {of_one, of_other}, last);
       };
       const Quantized w = narrow(weight, DType::f8e4m3, square, CodesOrder::both, square);
       const Quantized of_dy = narrow(dy, of_gradient, along_rows, CodesOrder::both, along_columns);
@@ -167,10 +174,7 @@ std::vector<OpSample> samples_quantized_linear() {
       const ValueId dy = sample.tensor("dy", {rows, outputs}, constant);
       const auto emit = [&](const OpSpec& kind, Codes one, Codes other, const Form::Operand& of_one,
                             const Form::Operand& of_other) {
-        const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
-        std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
-        if (&kind != &kQuantizedLinearDataGradient) inputs.emplace_back();
-        sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
+        emit_product(sample, kind, {one, other}, {of_one, of_other}, {});
       };
       const Quantized w = codes(weight, CodesOrder::both, kSquare, false);
       emit(kQuantizedLinear, codes(x, CodesOrder::rows, kRow, false).rows, w.rows,
