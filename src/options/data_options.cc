@@ -110,8 +110,12 @@ ValidationSpec validation_spec_of(const Options& options) {
   ValidationSpec spec{.keep_partial = options.keep_partial_validation_sample};
   const bool per_split = has_data_per_split(options);
   const std::vector<std::string> test = per_split ? test_words(options) : options.test_data_path;
-  if (!test.empty() && options.command == Command::train) {
-    spec.test = parse_data_path(test, "--test-data-path");
+  if (options.command == Command::train) {
+    if (!test.empty()) {
+      spec.test = parse_data_path(test, "--test-data-path");
+    } else if (!per_split) {
+      spec.test_share = options.eval_micro_batch_size.value_or(options.micro_batch_size);
+    }
   }
   if (per_split && !options.multiple_validation_sets) {  // as in Megatron
     spec.mixture = parse_data_path(validation_words(options), "--valid-data-path");

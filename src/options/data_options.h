@@ -36,7 +36,10 @@ struct ValidationSpec {
   std::optional<DataPath> mixture = {};  // one set of several, each whole
   std::vector<Set> sets = {};            // each whole
   bool keep_partial = false;             // the last sample, though it is shorter
-  std::optional<DataPath> test = {};     // read once, when the run is over
+  // Read once, when the run is over: these data, or the third share of the training data where it
+  // holds this many samples or more (0: never). Fewer would make the batches of validation smaller.
+  std::optional<DataPath> test = {};
+  int64_t test_share = 0;
 
   bool is_share() const { return !mixture && sets.empty(); }
 };

@@ -1753,7 +1753,8 @@ constexpr OptionSpec kOptions[] = {
      .group = kData,
      .metavar = "A,B,C",
      .help = "Shares of the data set's documents for training, validation and test, in this order; "
-             "normalised to sum to 1.",
+             "normalised to sum to 1. The third is evaluated once, when the run is over, where it "
+             "holds a micro-batch.",
      .commands = kTrain | kEval},
     {.name = "seq-length",
      .member = &Options::seq_length,

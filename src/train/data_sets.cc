@@ -1,5 +1,6 @@
 #include "train/data_sets.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "base/units.h"
@@ -43,6 +44,18 @@ std::unique_ptr<SampleSource> make_source(const DataSets& data, std::string_view
     members.push_back({.dataset = set, .sequences = ranges[static_cast<size_t>(options.split)]});
   }
   return std::make_unique<SampleSource>(std::move(members), data.weights, options);
+}
+
+bool has_samples(const DataSets& data, std::string_view split_weights,
+                 const SampleOptions& options) {
+  const int64_t needed = options.keep_partial ? 2 : options.sequence_length + 1;
+  return std::all_of(data.sets.begin(), data.sets.end(), [&](const auto& set) {
+    const SequenceRange share =
+        split_sequences(split_weights, set->num_sequences())[static_cast<size_t>(options.split)];
+    int64_t tokens = 0;
+    for (int64_t i = share.begin; i < share.end; ++i) tokens += set->sequence_length(i);
+    return tokens >= needed;
+  });
 }
 
 std::string describe_use(const SampleSource& source, int64_t samples) {

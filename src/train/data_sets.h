@@ -37,6 +37,10 @@ std::string fingerprint(const DataSets& data);
 std::unique_ptr<SampleSource> make_source(const DataSets& data, std::string_view split_weights,
                                           const SampleOptions& options);
 
+// Whether that share of each data set holds a sample, so that make_source can read it once.
+bool has_samples(const DataSets& data, std::string_view split_weights,
+                 const SampleOptions& options);
+
 // What `samples` samples take from each data set, one line each, indented: documents, tokens,
 // share of the samples where there are other sets, epochs.
 std::string describe_use(const SampleSource& source, int64_t samples);

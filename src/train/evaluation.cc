@@ -31,6 +31,13 @@ std::vector<EvaluationSet> open_evaluation_sets(const ValidationSpec& spec, Samp
     add_whole(set.name, {.prefixes = {set.prefix}, .weights = {}});
   }
   if (spec.test) add_whole({}, *spec.test, /*is_test=*/true);
+  common.split = Split::test;
+  if (spec.test_share > 0 && has_samples(data, split, common)) {
+    auto source = make_source(data, split, common);
+    if (source->num_samples() >= spec.test_share) {
+      sets.push_back({{}, std::move(source), {}, /*is_test=*/true});
+    }
+  }
   return sets;
 }
 

@@ -375,6 +375,16 @@ TEST_F(TrainerRun, EachSplitMayHaveDataOfItsOwn) {
   run({"--data-path", corpus, "--test-data-path", news, "--exit-interval", "1"}, "_cut");
   EXPECT_TRUE(tested("_cut").empty());
 
+  // The third share of --split, where it holds a micro-batch.
+  run({"--data-path", corpus, "--split", "1,1,0"}, "_second");
+  run({"--data-path", corpus, "--split", "1,0,1", "--valid-data-path", books}, "_third");
+  EXPECT_TRUE(tested("_second").empty());
+  EXPECT_EQ(tested("_third"), std::vector<double>{evaluated(save + "_second", "val_loss").back()});
+  run({"--data-path", corpus, "--split", "1,0,1", "--valid-data-path", books,
+       "--eval-micro-batch-size", "1000", "--eval-global-batch-size", "1000"},
+      "_short");
+  EXPECT_TRUE(tested("_short").empty());
+
   run({"--mock-data"}, "_mock");
   EXPECT_EQ(logged(save + "_mock", "loss").size(), 2U);
 }
