@@ -129,6 +129,7 @@ struct ForwardOptions {
   // How tokens reach experts of other ranks.
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   MessageRounding messages = {};
+  bool stores_activation_inputs = false;  // in training (ops/elementwise/activation)
   // Where the experts of a rank may have too little room (RunLayout::expert_room): tokens reach
   // them in rounds for which it always suffices.
   bool expert_rounds = false;

@@ -71,6 +71,7 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "moe-router-ignore-padding",
     "moe-dispatch-fwd-dtype",
     "moe-combine-bwd-dtype",
+    "activation-func-fp8-input-store",
     "fp4-format",
     "fp4-recipe",
     "fp8-format",

@@ -994,6 +994,13 @@ constexpr OptionSpec kOptions[] = {
              "without a bf16 copy, and ranks that share them gather their codes "
              "(--use-distributed-optimizer, --use-megatron-fsdp).",
      .commands = kShape},
+    {.name = "activation-func-fp8-input-store",
+     .member = &Options::activation_func_fp8_input_store,
+     .group = kModel,
+     .help = "What an activation reads waits for the backward pass in 8 bits, as e4m3 with a scale "
+             "for each 32, with or without --fp8-format: about half as many bytes of the experts' "
+             "activations. The gradient is that at the rounded input.",
+     .commands = kShape},
     {.name = "first-last-layers-bf16",
      .member = &Options::first_last_layers_bf16,
      .group = kModel,

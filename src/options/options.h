@@ -297,6 +297,7 @@ struct Options {
   std::vector<std::string> fp8_modules;  // empty: open
   MessageDtype moe_dispatch_fwd_dtype = MessageDtype::bf16;
   MessageDtype moe_combine_bwd_dtype = MessageDtype::bf16;
+  bool activation_func_fp8_input_store = false;
   std::optional<int32_t> fp8_amax_history_len;
   std::optional<AmaxChoice> fp8_amax_compute_algo;
   std::optional<int32_t> fp8_margin;

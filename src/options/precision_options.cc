@@ -1,12 +1,13 @@
 #include "options/precision_options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
-#include "ops/exchange/coded_rows/coded_rows.h"
+#include "ops/exchange/coded_rows/coded_block.h"
 #include "options/refuse_without.h"
 #include "program/shard.h"
 
@@ -131,6 +132,33 @@ MessageRounding message_rounding_of(const Options& options, const ModelConfig& c
   return messages;
 }
 
+// Each rank has whole blocks of the inner sizes, so that all layouts round alike.
+bool stores_activation_inputs_of(const Options& options, const ModelConfig& config) {
+  if (!options.activation_func_fp8_input_store) return false;
+  constexpr std::string_view kFlag = "--activation-func-fp8-input-store";
+  const int64_t tp = options.tensor_model_parallel_size;
+  const int64_t etp =
+      options.expert_tensor_parallel_size.value_or(options.tensor_model_parallel_size);
+  const auto require_blocks = [&](int64_t size, int64_t ranks, std::string_view what) {
+    if (size % (kCodedBlock * ranks) == 0) return;
+    throw_bad_request(
+        fmt::format("{}: {} elements share a scale, and of {}, {}, each rank has no multiple of "
+                    "that. Leave it out.",
+                    kFlag, kCodedBlock, what, size));
+  };
+  require_blocks(config.ffn_hidden_size, tp, "the dense layers' inner size");
+  require_blocks(config.moe_ffn_hidden_size, etp, "the experts' inner size");
+  require_blocks(config.moe_shared_expert_intermediate_size, tp, "the shared experts' inner size");
+  const auto& computed_again = options.recompute_modules;
+  if (std::find(computed_again.begin(), computed_again.end(), "moe_act") != computed_again.end()) {
+    throw_bad_request(fmt::format(
+        "{}: --recompute-modules moe_act keeps the input of activations whole, to compute them "
+        "again. Give one of them.",
+        kFlag));
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string_view name_of(ProductGroup group) {
@@ -166,6 +194,7 @@ std::optional<WeightCodes> weight_codes_of(const Options& options, const ModelCo
 
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config) {
   PrecisionOptions chosen{.messages = message_rounding_of(options, config)};
+  chosen.stores_activation_inputs = stores_activation_inputs_of(options, config);
   if (options.fp8_format && options.fp4_format) {
     throw_bad_request("--fp4-format and --fp8-format exclude each other; give one of them.");
   }

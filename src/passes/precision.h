@@ -41,9 +41,10 @@ struct PrecisionOptions {
   Fp8Format format = Fp8Format::e4m3;
   MessageRounding messages = {};  // with any recipe, or none
   KeptProducts kept = {};
-  bool weight_gradients = true;  // else their products keep their precision
-  DelayedScaling delayed = {};   // of that recipe
-  bool counts_codes = false;     // measures TrainingStep::code_metrics; not of 4 bits
+  bool weight_gradients = true;           // else their products keep their precision
+  DelayedScaling delayed = {};            // of that recipe
+  bool stores_activation_inputs = false;  // of feed-forward blocks, as codes; with any recipe
+  bool counts_codes = false;              // measures TrainingStep::code_metrics; not of 4 bits
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

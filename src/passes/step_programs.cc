@@ -212,6 +212,7 @@ class TrainingEmission {
                        .micro_batch = part_.global_micro_batch(item.micro_batch),
                        .dispatcher = options_.dispatcher,
                        .messages = options_.precision.messages,
+                       .stores_activation_inputs = options_.precision.stores_activation_inputs,
                        .expert_rounds = options_.expert_rounds,
                        .context_exchange = options_.context_exchange,
                        .seed = options_.seed,

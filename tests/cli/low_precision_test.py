@@ -22,6 +22,7 @@ RECIPES = {"delayed": ("--fp8-format", "hybrid", "--fp8-amax-history-len", 2,
            "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8")}
 FP4 = {"nvfp4": ("--fp4-format", "e2m1")}
 MESSAGES = {"messages": ("--moe-dispatch-fwd-dtype", "mxfp8", "--moe-combine-bwd-dtype", "mxfp8")}
+STORED = {"stored": ("--activation-func-fp8-input-store",)}
 
 
 def setUpModule():
@@ -44,7 +45,7 @@ class LowPrecision(unittest.TestCase):
 
     def test_every_recipe_learns(self):
         plain = self.losses("bf16")
-        for name, flags in (RECIPES | FP4 | MESSAGES).items():
+        for name, flags in (RECIPES | FP4 | MESSAGES | STORED).items():
             losses = self.losses(name, *flags)
             self.assertNotEqual(losses, plain, name)
             self.assertLess(losses[-1], losses[0] - 0.3, name)
@@ -53,7 +54,7 @@ class LowPrecision(unittest.TestCase):
             self.assertLess(abs(losses[-1] - plain[-1]), 0.05 * plain[-1], name)
 
     def test_threads_and_a_checkpoint_between_change_no_bit(self):
-        for name, flags in (RECIPES | FP4 | MESSAGES).items():
+        for name, flags in (RECIPES | FP4 | MESSAGES | STORED).items():
             whole = self.losses(f"{name}_whole", *flags)
             self.assertEqual(whole, self.losses(f"{name}_one", *flags, threads=1), name)
             self.losses(f"{name}_cut", *flags, steps=3)

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/exchange/coded_rows/coded_rows.h"
+#include "ops/value_test_support.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {
@@ -77,7 +79,7 @@ struct Answer {
 };
 
 Answer naive_activation(const Problem& problem) {
-  const auto& [function, gated, clamp, offset] = problem.attributes;
+  const auto& [function, gated, clamp, offset, stores] = problem.attributes;
   const auto f = static_cast<size_t>(problem.f);
   const size_t width = gated ? 2 * f : f;
   Answer answer;
@@ -131,11 +133,13 @@ Answer run_activation(const Problem& problem, DType dtype, int threads = 2) {
                                    problem.weights, {.accumulation = true});
           row_slot = builder.integers("row_slot", {problem.rows()}, problem.row_slot);
         }
-        builder.result(
-            activation(builder.builder(), x, weights, row_slot, problem.attributes, "y"));
-        for (const ValueId gradient :
-             builder.builder().emit(kActivationGradient, Attributes(problem.attributes),
-                                    {x, dy, weights, row_slot}, "d_x")) {
+        const std::vector<ValueId> forward = builder.builder().emit(
+            kActivation, Attributes(problem.attributes), {x, weights, row_slot}, "y");
+        builder.result(forward[0]);
+        std::vector<ValueId> read = {x, dy, weights, row_slot};
+        if (problem.attributes.stores_input) read = {{}, dy, weights, row_slot, forward[1]};
+        for (const ValueId gradient : builder.builder().emit(
+                 kActivationGradient, Attributes(problem.attributes), read, "d_x")) {
           builder.result(gradient);
         }
       }};
@@ -273,6 +277,34 @@ TEST(Activation, PrintsWhatDiffersFromTheUsual) {
             "function=squared_relu gated=0");
   EXPECT_EQ(print({ActivationFunction::quick_gelu, true, 7, 1}),
             "function=quick_gelu gated=1 clamp=7 linear_offset=1");
+}
+
+// The result is that of x, the gradient that at its coded rows.
+TEST(Activation, DifferentiatesAtTheStoredInput) {
+  for (const bool gated : {false, true}) {
+    for (const bool weighted : {false, true}) {
+      Problem problem = make_problem({.gated = gated, .stores_input = true}, weighted);
+      problem.f = 96;
+      problem.x.resize(static_cast<size_t>(7 * problem.f * (gated ? 2 : 1)));
+      problem.dy.resize(static_cast<size_t>(7 * problem.f));
+      problem.x[3] = 5000;  // makes others of its block coarse
+      const Answer found = run_activation(problem, DType::f64);
+      expect_near(found.y, naive_activation(problem).y, 1e-13, "y");
+
+      const int64_t width = static_cast<int64_t>(problem.x.size()) / 7;
+      const auto rounded = run_sample([&](SampleBuilder& builder) {
+        const ValueId x = builder.values("x", {7, width}, problem.x, {});
+        builder.result(round_rows(builder.builder(), x, "rounded"));
+      });
+      ASSERT_NE(rounded[0], problem.x);
+      problem.x = rounded[0];
+      const Answer expected = naive_activation(problem);
+      expect_near(found.dx, expected.dx, 1e-13, "dx");
+      if (weighted) expect_near(found.d_weights, expected.d_weights, 1e-13, "d_weights");
+      // In bf16 decoded numbers are as they are, and each result is rounded once, by 2^-9.
+      expect_near(run_activation(problem, DType::bf16).dx, expected.dx, 0.01, "dx in bf16");
+    }
+  }
 }
 
 }  // namespace

@@ -176,6 +176,41 @@ TEST(PrecisionOptionsOf, RowsOnTheirWayHaveWholeBlocks) {
                 "--moe-combine-bwd-dtype mxfp8: 32 elements");
 }
 
+TEST(PrecisionOptionsOf, StoredInputsOfActivationsHaveWholeBlocksOnEachRank) {
+  const auto stores = [](int64_t dense, int64_t experts, int64_t shared,
+                         const std::function<void(Options&)>& change) {
+    Options options;
+    options.activation_func_fp8_input_store = true;
+    change(options);
+    ModelConfig model = moe_model(4);
+    model.ffn_hidden_size = static_cast<int32_t>(dense);
+    model.moe_ffn_hidden_size = static_cast<int32_t>(experts);
+    model.moe_shared_expert_intermediate_size = static_cast<int32_t>(shared);
+    return precision_options_of(options, model).stores_activation_inputs;
+  };
+  const auto plain = [](Options&) {};
+  const auto tp2 = [](Options& o) { o.tensor_model_parallel_size = 2; };
+  const auto etp1 = [](Options& o) {
+    o.tensor_model_parallel_size = 2;
+    o.expert_tensor_parallel_size = 1;
+  };
+  EXPECT_FALSE(chosen_with([](Options&) {}).stores_activation_inputs);
+  EXPECT_TRUE(stores(0, 32, 0, plain));
+  EXPECT_TRUE(stores(64, 64, 64, tp2));
+  EXPECT_TRUE(stores(64, 32, 64, etp1));
+  const auto refusal = [&](int64_t dense, int64_t experts, int64_t shared, const auto& change) {
+    return message_of(ExitStatus::bad_request, [&] { stores(dense, experts, shared, change); });
+  };
+  EXPECT_EQ(refusal(0, 80, 0, plain),
+            "--activation-func-fp8-input-store: 32 elements share a scale, and of the experts' "
+            "inner size, 80, each rank has no multiple of that. Leave it out.");
+  expect_phrase(refusal(0, 32, 0, tp2), "the experts' inner size, 32");
+  expect_phrase(refusal(32, 64, 0, tp2), "the dense layers' inner size, 32");
+  expect_phrase(refusal(0, 64, 96, tp2), "the shared experts' inner size, 96");
+  expect_phrase(refusal(0, 64, 0, [](Options& o) { o.recompute_modules = {"moe_act"}; }),
+                "--recompute-modules moe_act keeps the input of activations whole");
+}
+
 // Of each model that is shipped: weights are kept as masters alone where codes of them are all that
 // the step reads. (That it reads nothing else of these, the pass checks.)
 TEST(PrecisionOptionsOf, WeightsInCodesAreThoseOfProductsInEightBits) {

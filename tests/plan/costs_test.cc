@@ -124,6 +124,7 @@ constexpr const char* kSteps[] = {
     "--model mixtral-tiny --bf16 --fp8-format hybrid --fp8-param-gather --optimizer muon",
     "--model mixtral-tiny --bf16 --fp4-format e2m1 --ranks 2 --tensor-model-parallel-size 2",
     "--model mixtral-tiny --bf16 --moe-dispatch-fwd-dtype mxfp8",
+    "--model mixtral-tiny --bf16 --activation-func-fp8-input-store",
     "--model mixtral-tiny --bf16 --moe-dispatch-fwd-dtype mxfp8 --moe-combine-bwd-dtype mxfp8 "
     "--ranks 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall",
     "--model mixtral-tiny --bf16 --moe-dispatch-fwd-dtype mxfp8 --ranks 2 "

@@ -16,6 +16,12 @@ MlpSpec mlp_spec_of(const ModelConfig& config, int32_t width) {
           .has_bias = config.add_bias_linear};
 }
 
+ActivationAttributes activation_in(const ForwardOptions& pass, const MlpSpec& spec) {
+  ActivationAttributes attributes = spec.activation;
+  attributes.stores_input = pass.training && pass.stores_activation_inputs;
+  return attributes;
+}
+
 Cut cut_first_product(int dimension, CutOver over, const MlpSpec& spec) {
   const CutSection half{.size = spec.width, .units = spec.width};
   Cut cut{.dimension = dimension, .over = over, .sections = {half}};
@@ -47,7 +53,8 @@ ValueId DenseMlp::build(const BlockContext& context, ValueId input) const {
   const ValueId rows = tensor_parallel.enter(input, "ffn_in_all");
   const ValueId gate_up = linear(builder, rows, context.parameter(w_gate_up_),
                                  {.bias = context.parameter(b_gate_up_)}, "gate_up");
-  const ValueId activated = activation(builder, gate_up, {}, {}, spec_.activation, "activated");
+  const ValueId activated =
+      activation(builder, gate_up, {}, {}, activation_in(context.options, spec_), "activated");
   return leave_linear(builder, tensor_parallel, activated, context.parameter(w_down_),
                       context.parameter(b_down_), "mlp_out");
 }

@@ -24,6 +24,9 @@ struct MlpSpec {
   // In products, of one token.
   double flops() const { return 2.0 * hidden * static_cast<double>(rows() + width); }
 };
+// The block's activation in a forward pass.
+ActivationAttributes activation_in(const ForwardOptions& pass, const MlpSpec& spec);
+
 // Of the configuration's activation and hidden size.
 MlpSpec mlp_spec_of(const ModelConfig& config, int32_t width);
 

@@ -371,7 +371,7 @@ class MoeForward {
     }
     builder_.place.module = &kExpertActivationModule;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
-                                         expert_.activation, "activated");
+                                         activation_in(options_, expert_), "activated");
     builder_.place.module = &kMoeModule;
     ValueId out = grouped_linear(builder_, activated, parameter(parameters_.w_down),
                                  routing.offsets, "expert_out");
@@ -390,7 +390,7 @@ class MoeForward {
     const ValueId gate_up =
         linear(builder_, rows, parameter(parameters_.w_shared_gate_up), {}, "shared_gate_up");
     const ValueId activated =
-        activation(builder_, gate_up, {}, {}, expert_.activation, "shared_activated");
+        activation(builder_, gate_up, {}, {}, activation_in(options_, expert_), "shared_activated");
     const ValueId out = leave_linear(builder_, tensor_parallel, activated,
                                      parameter(parameters_.w_shared_down), {}, "shared_out");
     if (!config_.moe_shared_expert_gate) return out;

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ops/choose_kernel.h"
+#include "ops/exchange/coded_rows/coded_block.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -17,19 +18,25 @@ CudaKernel activation_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
-// Checks the attributes, x (input 0) and the optional weights and slots (inputs `weights_input` and
-// after it). Returns the shape of y.
-Shape check_activation_inputs(const InferContext& context, int weights_input) {
+// Columns of x for one of y.
+int64_t halves_of(const ActivationAttributes& attributes) {
+  return attributes.gated ? 2 : 1;
+}
+
+// Checks the attributes, `x` and the optional weights and slots (inputs `weights_input` and after
+// it). Returns the shape of y.
+Shape check_activation_inputs(const InferContext& context, const Value& x, int weights_input) {
   const auto& attributes = context.attributes<ActivationAttributes>();
   TROUPE_CHECK(attributes.clamp >= 0, "activation: the clamp is negative");
   TROUPE_CHECK(attributes.gated || (attributes.clamp == 0 && attributes.linear_offset == 0),
                "activation: clamp and offset belong to gated activations");
-  const Value& x = context.input(0);
-  const int64_t halves = attributes.gated ? 2 : 1;
+  const int64_t halves = halves_of(attributes);
   TROUPE_CHECK(
       is_float(x.dtype) && x.shape.rank() == 2 && x.shape[1] > 0 && x.shape[1] % halves == 0,
       "activation: x is not [R, " + std::string(attributes.gated ? "2 f" : "f") + "]: " + x.name +
           " " + x.shape.to_string());
+  TROUPE_CHECK(!attributes.stores_input || x.shape[1] / halves % kCodedBlock == 0,
+               "activation: halves to be stored are no multiples of 32: " + x.name);
   TROUPE_CHECK(context.has_input(weights_input) == context.has_input(weights_input + 1),
                "activation: weights and row_slot come together");
   if (context.has_input(weights_input)) {
@@ -45,17 +52,31 @@ Shape check_activation_inputs(const InferContext& context, int weights_input) {
 
 void infer_activation(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 3, "activation: takes x, weights and row_slot");
-  const Shape shape = check_activation_inputs(context, 1);
   const Value x = context.input(0);
+  const Shape shape = check_activation_inputs(context, x, 1);
   context.output("", x.dtype, shape, x.rows);
+  if (context.attributes<ActivationAttributes>().stores_input) {
+    context.output("stored", DType::u8, {x.shape[0], coded_row_bytes(x.shape[1])}, x.rows);
+  }
 }
 
 void infer_activation_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 4,
-               "activation_gradient: takes x, dy, weights and row_slot");
-  const Shape shape = check_activation_inputs(context, 2);
-  const Value x = context.input(0);
+  const auto& attributes = context.attributes<ActivationAttributes>();
+  TROUPE_CHECK(context.input_count() == (attributes.stores_input ? 5 : 4) &&
+                   context.has_input(0) != attributes.stores_input,
+               "activation_gradient: takes x, dy, weights and row_slot, or stored rows last");
   const Value& dy = context.input(1);
+  Value x = dy;
+  if (attributes.stores_input) {
+    const Value& stored = context.input(4);
+    x.shape = {dy.shape[0], dy.shape[1] * halves_of(attributes)};
+    TROUPE_CHECK(stored.dtype == DType::u8 && stored.rows == dy.rows &&
+                     stored.shape == Shape({x.shape[0], coded_row_bytes(x.shape[1])}),
+                 "activation_gradient: dy does not belong to " + stored.name);
+  } else {
+    x = context.input(0);
+  }
+  const Shape shape = check_activation_inputs(context, x, 2);
   TROUPE_CHECK(dy.dtype == x.dtype && dy.rows == x.rows && dy.shape == shape,
                "activation_gradient: dy does not belong to " + x.name);
   context.output("", x.dtype, x.shape, x.rows);
@@ -67,10 +88,12 @@ void infer_activation_gradient(InferContext& context) {
 
 void differentiate_activation(DerivativeContext& context) {
   if (!context.wants(0) && !context.wants(1)) return;
-  const auto gradients = context.builder().emit(
-      kActivationGradient, Attributes(context.attributes<ActivationAttributes>()),
-      {context.input(0), context.output_gradient(0), context.input(1), context.input(2)},
-      "d_" + context.input_name(0));
+  const auto attributes = context.attributes<ActivationAttributes>();
+  std::vector<ValueId> inputs = {attributes.stores_input ? ValueId{} : context.input(0),
+                                 context.output_gradient(0), context.input(1), context.input(2)};
+  if (attributes.stores_input) inputs.push_back(context.output(1));
+  const auto gradients = context.builder().emit(kActivationGradient, Attributes(attributes), inputs,
+                                                "d_" + context.input_name(0));
   if (context.wants(0)) context.add_gradient(0, gradients[0]);
   if (context.wants(1)) context.add_gradient(1, gradients[1]);
 }
@@ -107,6 +130,7 @@ Cost cost_activation(const OpView& op) {
                     (weighted ? 1 : 0)) *
                    elements,
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes()) +
+                   (attributes.stores_input ? static_cast<double>(op.output(1).bytes()) : 0) +
                    (weighted ? activation_weights_bytes(op.input(1), op.input(2)) : 0)};
 }
 
@@ -117,7 +141,8 @@ Cost cost_activation_gradient(const OpView& op) {
   return {.flops = (activation_function_flops(attributes.function) + (attributes.gated ? 7 : 5) +
                     (weighted ? 4 : 0)) *
                    elements,
-          .bytes = static_cast<double>(2 * op.input(0).bytes() + op.input(1).bytes()) +
+          .bytes = static_cast<double>(op.input(attributes.stores_input ? 4 : 0).bytes() +
+                                       op.output(0).bytes() + op.input(1).bytes()) +
                    (weighted ? activation_weights_bytes(op.input(2), op.input(3)) +
                                    static_cast<double>(op.output(1).bytes())
                              : 0)};
@@ -131,6 +156,7 @@ std::string print_activation(const Attributes& any) {
   if (attributes.linear_offset != 0) {
     text += fmt::format(" linear_offset={}", attributes.linear_offset);
   }
+  if (attributes.stores_input) text += " stores_input=1";
   return text;
 }
 
@@ -152,8 +178,10 @@ int64_t row_elements_of_activated(const OpView& op) {
   return op.output(0).shape.back();
 }
 
-int64_t row_elements_of_gradient(const OpView& op) {
-  return op.input(1).shape.back();
+KernelChoice choose_gradient_kernel(const OpView& op, const DeviceTraits& device) {
+  const bool packs = is_made_of_packs(op.input(1).shape.back(), op.input(1).dtype);
+  return make_choice(op, device, packs ? "packs" : "elements",
+                     TROUPE_CUDA(activation_gradient_cuda_kernel));
 }
 
 std::vector<OpSample> samples_activation() {
@@ -203,7 +231,26 @@ std::vector<OpSample> samples_activation() {
       sample.result(activation(sample.builder(), x, weights, row_slot, {}, "y"));
     };
   };
+  // Numbers that codes hold, so that the gradient is that of the function: multiples of 1/8 up to
+  // 15/8, none of them at a kink.
+  const auto stored = [](bool gated, int64_t f, int32_t live) {
+    return [=](SampleBuilder& sample) {
+      const Shape shape{7, f * (gated ? 2 : 1)};
+      std::vector<double> values;
+      for (int64_t i = 0; i < shape.elements(); ++i) {
+        values.push_back((i % 3 == 0 ? -1 : 1) * static_cast<double>(1 + i * 7 % 15) / 8);
+      }
+      const ValueId rows = sample.integers("rows", {2}, {0, live});
+      const ValueId x = sample.values("x", shape, values, {.rows = rows, .rows_element = 1});
+      const ValueId weights = sample.tensor("weights", {3, 2}, {.accumulation = true});
+      const ValueId row_slot = sample.integers("row_slot", {7}, {3, -1, 0, 5, 1000, 2, -7});
+      sample.result(activation(sample.builder(), x, weights, row_slot,
+                               {.gated = gated, .stores_input = true}, "y"));
+    };
+  };
   std::vector<OpSample> samples = {
+      {"stored, gated", stored(true, 96, 6)},
+      {"stored, plain", stored(false, 64, 7)},
       {"random", random(4, 19, 2)},
       {"one by one", random(1, 1, 1)},
       {"steep", random(3, 16, 10)},
@@ -264,13 +311,12 @@ const OpSpec kActivation{
     .print_attributes = print_activation,
     .samples = samples_activation};
 
-const OpSpec kActivationGradient{
-    .name = "activation_gradient",
-    .infer = infer_activation_gradient,
-    .cost = cost_activation_gradient,
-    .cpu = {.kernel = activation_gradient_cpu_kernel},
-    .cuda = packs_kernel<TROUPE_CUDA(activation_gradient_cuda_kernel), row_elements_of_gradient>,
-    .in_place = {.output = 0, .input = 0},
-    .print_attributes = print_activation};
+const OpSpec kActivationGradient{.name = "activation_gradient",
+                                 .infer = infer_activation_gradient,
+                                 .cost = cost_activation_gradient,
+                                 .cpu = {.kernel = activation_gradient_cpu_kernel},
+                                 .cuda = choose_gradient_kernel,
+                                 .in_place = {.output = 0, .input = 0},
+                                 .print_attributes = print_activation};
 
 }  // namespace troupe

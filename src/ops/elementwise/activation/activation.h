@@ -26,12 +26,18 @@
 //   d_weights[row_slot[r]] = sum over i of a[r, i] dy[r, i]; slots without a row get 0.
 // The derivative of relu at 0 is 0.
 //
+// With `stores_input` what the gradient reads of x are its coded rows (ops/exchange/coded_rows): 33
+// bytes for 32 elements wait for the backward pass. y is that of x itself; the gradient is that at
+// the decoded x. Each half of a row is then a multiple of 32 elements.
+//
 // Kinds (R rows, ragged when x is)
 //   activation (x [R, 2 f] gated or [R, f] plain, weights [T, k] in the accumulation dtype
 //   optional,
-//               row_slot i32 [R] with weights)                 -> y [R, f]
+//               row_slot i32 [R] with weights)                 -> y [R, f], and with `stores_input`
+//               stored u8 [R, coded_row_bytes(columns of x)]; of fillers nothing is stored
 //   activation_gradient (x, dy [R, f], weights, row_slot)      -> d_x like x, which may be stored
 //               over x, and with weights d_weights [T, k] in the accumulation dtype
+//   activation_gradient (none, dy, weights, row_slot, stored)  -> the same
 // Each live row that is no filler has a slot of its own. Weights may be ragged; then no row has a
 // slot beyond their live rows. d_weights is not ragged.
 #pragma once
@@ -54,6 +60,7 @@ struct ActivationAttributes {
   bool gated = true;
   double clamp = 0;  // 0: none
   double linear_offset = 0;
+  bool stores_input = false;
 };
 
 // Emits the activation of `x`; `weights` and `row_slot` are both valid or both absent.

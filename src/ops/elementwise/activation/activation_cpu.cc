@@ -3,6 +3,7 @@
 
 #include "ops/cpu/vector.h"
 #include "ops/elementwise/activation/activation.h"
+#include "ops/exchange/coded_rows/coded_block_cpu.h"
 #include "program/kernel.h"
 
 namespace troupe {
@@ -279,12 +280,16 @@ struct ActivationKernel {
     T* y = args.out<T>(0);
     const int64_t f = args.output(0).shape[1];
     const int64_t width = args.input(0).shape[1];
+    uint8_t* const stored = attributes.stores_input ? args.out<uint8_t>(1) : nullptr;
     const auto activate_rows = [=, &attributes](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         if (weights.is_filler(row)) {
           std::fill_n(y + row * f, f, T());
-        } else {
-          activate(attributes, x + row * width, weights[row], y + row * f, f);
+          continue;
+        }
+        activate(attributes, x + row * width, weights[row], y + row * f, f);
+        if (stored != nullptr) {
+          encode_row(x + row * width, width, stored + row * coded_row_bytes(width));
         }
       }
     };
@@ -303,23 +308,28 @@ struct ActivationGradientKernel {
     const RowWeights<A> weights{args.in<A>(2), args.in<int32_t>(3), slots};
     A* d_weights = weighted ? args.out<A>(1) : nullptr;
     std::fill_n(d_weights, slots, A(0));
-    const T* x = args.in<T>(0);
     const T* dy = args.in<T>(1);
     T* dx = args.out<T>(0);
+    const uint8_t* const stored = attributes.stores_input ? args.in<uint8_t>(4) : nullptr;
+    // Stored rows are decoded in the place of their gradients.
+    const T* x = stored != nullptr ? dx : args.in<T>(0);
     const int64_t f = args.input(1).shape[1];
-    const int64_t width = args.input(0).shape[1];
+    const int64_t width = args.output(0).shape[1];
     const auto differentiate_rows = [=, &attributes](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         if (weights.is_filler(row)) {
           std::fill_n(dx + row * width, width, T());
           continue;
         }
+        if (stored != nullptr) {
+          decode_row(stored + row * coded_row_bytes(width), width, dx + row * width);
+        }
         const A d_weight = differentiate(attributes, x + row * width, dy + row * f, weights[row],
                                          dx + row * width, f);
         if (weighted) d_weights[weights.row_slot[row]] = d_weight;
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), activation_row_grain(f), differentiate_rows);
+    args.pool->parallel_ranges(args.input(1).rows(), activation_row_grain(f), differentiate_rows);
   }
 };
 

@@ -3,8 +3,7 @@
 // Specification 1.0", 2023), chosen as those of products are (ops/precision/scale_blocks.h). So
 // what a row becomes depends on nothing but the row.
 //
-// A coded row is bytes: the codes (e4m3) of its w elements, then their w / 32 scales (e8m0), then
-// zeros up to a multiple of 16 bytes. w is a multiple of 32.
+// A coded row is bytes (coded_block.h).
 //
 // Kinds, with x and y of one float dtype
 //   encode_rows (x [T, w]) -> u8 [T, coded_row_bytes(w)]
@@ -22,16 +21,11 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "ops/exchange/coded_rows/coded_block.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
 
 namespace troupe {
-
-inline constexpr int64_t kCodedBlock = 32;  // elements that share a scale
-
-constexpr int64_t coded_row_bytes(int64_t elements) {
-  return (elements + elements / kCodedBlock + 15) / 16 * 16;
-}
 
 struct DecodeRowsAttributes {
   DType dtype = DType::bf16;

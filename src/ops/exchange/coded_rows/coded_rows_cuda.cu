@@ -1,8 +1,5 @@
-#include <cuda_fp8.h>
-
+#include "ops/exchange/coded_rows/coded_block.cuh"
 #include "ops/exchange/coded_rows/coded_rows.h"
-#include "ops/precision/scale_blocks.h"
-#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {
@@ -31,41 +28,15 @@ __device__ __forceinline__ Steps load_steps(const T* x) {
   return steps;
 }
 
-// The codes of eight elements, and the scale of their block. All four threads of a block call it.
-__device__ __forceinline__ uint64_t encode(const Steps& steps, uint8_t* scale) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int j = 0; j < kStep; ++j) {
-    largest = max(largest, __float_as_uint(steps.values[j]) & 0x7fffffffU);
-  }
-  const unsigned block = 0xfU << (threadIdx.x % 32 / kLanes * kLanes);
-#pragma unroll
-  for (int other = kLanes / 2; other > 0; other /= 2) {
-    largest = max(largest, __shfl_xor_sync(block, largest, other));
-  }
-  *scale = scale_exponent(largest);
-  const float factor = 1 / exponent_scale(*scale);
-  uint64_t codes = 0;
-#pragma unroll
-  for (int j = 0; j < kStep; ++j) {
-    const auto code = __nv_cvt_float_to_fp8(steps.values[j] * factor, __NV_SATFINITE, __NV_E4M3);
-    codes |= static_cast<uint64_t>(code) << (8 * j);
-  }
-  return codes;
-}
-
 template <class T>
 __device__ __forceinline__ void decode(uint64_t codes, uint8_t scale, T* y) {
-  using A = accumulation_t<T>;
   constexpr int kElements = Pack<T>::kElements;
 #pragma unroll
   for (int first = 0; first < kStep; first += kElements) {
     Pack<T> pack;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      const auto code = static_cast<uint8_t>(codes >> (8 * (first + j)));
-      const float value = __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
-      pack.values[j] = round_to<T>(static_cast<A>(value) * static_cast<A>(exponent_scale(scale)));
+      pack.values[j] = decode_element<T>(codes, first + j, scale);
     }
     store_pack(y + first, pack);
   }
@@ -82,7 +53,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t step = i % steps_of_row;
     uint8_t* to = coded + row * bytes;
     uint8_t scale;
-    *reinterpret_cast<uint64_t*>(to + step * kStep) = encode(load_steps(x + i * kStep), &scale);
+    *reinterpret_cast<uint64_t*>(to + step * kStep) =
+        encode_step(load_steps(x + i * kStep).values, &scale);
     if (step % kLanes == 0) to[elements + step / kLanes] = scale;
     const int64_t padding = elements + elements / kCodedBlock;
     for (int64_t at = padding + step; at < bytes; at += steps_of_row) to[at] = 0;
@@ -113,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) round_rows_kernel(const T* x, T* y, 
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < steps; i += stride) {
     uint8_t scale;
-    const uint64_t codes = encode(load_steps(x + i * kStep), &scale);
+    const uint64_t codes = encode_step(load_steps(x + i * kStep).values, &scale);
     decode(codes, scale, y + i * kStep);
   }
 }
