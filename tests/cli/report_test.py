@@ -235,6 +235,9 @@ class Report(unittest.TestCase):
         self.assert_self_contained(page)
         whole = json.loads(run(*INSPECT, "--json", "--micro-batch-size", 2).stdout)
         data = page.data
+        # What prints the same; not the page itself.
+        self.assertEqual(data["command"], "troupe inspect --model mixtral-tiny --seq-length 16 "
+                                          "--micro-batch-size 2")
         self.assertEqual(data["plan"]["bytes"] | {"total": data["plan"]["total_bytes"]},
                          whole["plan"]["bytes"])
         operations = whole["operations"]

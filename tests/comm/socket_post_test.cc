@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
@@ -99,6 +100,21 @@ std::vector<std::byte> drawn(size_t count, uint32_t stream) {
 
 Block block_of(std::vector<std::byte>& bytes) {
   return {bytes.data(), static_cast<int64_t>(bytes.size())};
+}
+
+// A rank has a connection to each other one: the soft limit of descriptors, often 1,024, is raised
+// to the hard one.
+TEST(Rendezvous, MayOpenAsManyConnectionsAsTheSystemAllows) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_GT(before.rlim_max, 64U);
+  const rlimit low = {.rlim_cur = 64, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  posts_of(2);
+  rlimit after = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Rendezvous, ConnectsAllPairsAndFindsTheRanksOfTheMachine) {

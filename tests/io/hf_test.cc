@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/file.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "io/io_test_support.h"
+#include "io/json.h"
 #include "io/safetensors.h"
 
 namespace troupe {
@@ -439,6 +441,22 @@ TEST(HfConfig, FieldsThatAreMissingHaveTheDefaultsOfTheirArchitecture) {
   EXPECT_EQ(parsed(olmoe), std::tuple(64, 1e-5, 1e4));
   EXPECT_EQ(parsed(dense("LlamaForCausalLM")), std::tuple(64, 1e-6, 1e4));
   EXPECT_EQ(parsed(dense("Qwen3ForCausalLM")), std::tuple(32, 1e-6, 1e4));
+
+  for (const char* fixture : {"deepseek_v2", "deepseek_v3"}) {
+    json latent =
+        parse_json(read_file(std::string(TROUPE_FIXTURE_DIR) + "/hf/" + fixture + "/config.json",
+                             uint64_t{1} << 20),
+                   fixture, 8);
+    for (const char* name : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                             "qk_head_dim", "v_head_dim", "head_dim"}) {
+      latent.erase(name);
+    }
+    const ModelConfig read = parse(latent);
+    EXPECT_EQ(std::tuple(read.q_lora_rank, read.kv_lora_rank, read.qk_head_dim,
+                         read.qk_pos_emb_head_dim, read.v_head_dim),
+              std::tuple(1536, 512, 128, 64, 128))
+        << fixture;
+  }
 
   json nulled = mixtral();
   nulled["num_key_value_heads"] = nullptr;

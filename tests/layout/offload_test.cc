@@ -398,6 +398,11 @@ TEST(OffloadMemory, TheFractionCountsGroupsInTheOrderOfTheForward) {
   }
 }
 
+TEST(OffloadMemory, OfASingleLayerNothingIsCopied) {
+  const Planned planned = plan_step(mixtral_like_model(1), {.offload = all_modules()});
+  EXPECT_TRUE(ops_of(planned.program(), kOffload).empty()) << "its gradients are next";
+}
+
 TEST(OffloadMemory, SmallTensorsStay) {
   const ModelConfig model = mixtral_like_model(4);
   OffloadOptions options = all_modules();

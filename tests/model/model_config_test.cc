@@ -506,6 +506,12 @@ TEST_F(Refusals, LatentAttentionThatCannotBe) {
   latent();
   config.kv_channels += 2;
   expect_refused("kv_channels");
+  for (int32_t ModelConfig::*size : {&ModelConfig::kv_lora_rank, &ModelConfig::qk_head_dim,
+                                     &ModelConfig::qk_pos_emb_head_dim, &ModelConfig::v_head_dim}) {
+    latent();
+    config.*size = 0;
+    expect_refused("must be positive");
+  }
   latent();
   config.num_query_groups = 1;
   expect_refused("multi_latent_attention has no groups of queries");

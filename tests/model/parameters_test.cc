@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
+#include <memory>
+#include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program/test_models.h"
@@ -94,6 +97,39 @@ TEST(ModelState, WithoutTrainingThereAreOnlyWeights) {
   for (const Parameter& parameter : state.parameters) {
     EXPECT_FALSE(parameter.gradient.valid() || exp_avg_of(parameter).values.valid() ||
                  exp_avg_sq_of(parameter).values.valid() || parameter.master.valid());
+  }
+}
+
+// Of a rank's first parameters, until what it updates of them is the share that was asked for.
+TEST(ModelState, AShareOfTheOptimizerWaitsOnTheHost) {
+  const ModelConfig config = moe_model(2);
+  RunLayout run = layout_of_one_rank(2, 0);
+  run.layout = Layout({.world_size = 2, .expert_parallel = 2});  // experts are whole
+  run.sharding = StateSharding::optimizer;
+  const auto state_of = [&](int32_t rank, double share) {
+    run.optimizer_offload = share;
+    return declare_model_state(config, DType::bf16, /*trained=*/true,
+                               {.run = std::make_shared<const RunLayout>(run), .rank = rank});
+  };
+  for (const int32_t rank : {0, 1}) {
+    const ModelState plain = state_of(rank, 0);
+    std::vector<int64_t> sizes;
+    for (const Parameter& parameter : plain.parameters) {
+      sizes.push_back(parameter.shard.end - parameter.shard.begin);
+    }
+    const auto all = static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+    // Half an element more than the first three have takes the fourth, half an element less does
+    // not.
+    const auto three = static_cast<double>(sizes[0] + sizes[1] + sizes[2]);
+    for (const auto& [wanted, count] : {std::pair{three + 0.5, 4U}, std::pair{three - 0.5, 3U}}) {
+      const ModelState state = state_of(rank, wanted / all);
+      for (size_t i = 0; i < state.parameters.size(); ++i) {
+        const Parameter& parameter = state.parameters[i];
+        EXPECT_EQ((*state.table)[parameter.optimizer[0].values].on_host, i < count)
+            << "rank " << rank << ", parameter " << i << " of " << count;
+        EXPECT_FALSE((*state.table)[parameter.value].on_host);
+      }
+    }
   }
 }
 

@@ -401,6 +401,10 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.expert_parallel = 4;
   o.optimizer_instances = 4;
   expect_refused(o, {"--num-distributed-optimizer-instances 4", "EDP = 2", "nearest: 2"});
+  o = {};
+  o.world_size = 3;
+  o.optimizer_instances = 2;
+  expect_refused(o, {"--num-distributed-optimizer-instances 2", "DP x CP = 3", "nearest: 1"});
 }
 
 TEST(Layout, SizesReachTheLargestThatIsNamed) {

@@ -86,6 +86,18 @@ TEST(Print, FiltersKeepNumbersAndNames) {
   EXPECT_TRUE(contains(print_program(*program, options), "# shown: 2 operations"));
 }
 
+// As wide as their largest numbers: of ten layers and micro-batches one digit, of eleven two.
+TEST(Print, PlacesHaveTheWidthOfTheirNumbers) {
+  for (const int16_t last : {9, 10}) {
+    Program program(make_toy_state(0).table);
+    Builder builder(program);
+    builder.place = {.layer = last, .micro_batch = last};
+    toy_make(builder, 2, "table");
+    const std::string place = last == 9 ? " L9 mb9 " : " L10 mb10 ";
+    EXPECT_TRUE(contains(print_program(program, {}), place)) << print_program(program, {});
+  }
+}
+
 TEST(Print, LongListsOfInputsAreCut) {
   const ToyState state = make_toy_state(0);
   Program program(state.table);

@@ -2,6 +2,7 @@
 #include "train/calibration.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <string>
@@ -94,6 +95,10 @@ TEST(Calibration, MeasuresEveryFigure) {
   }
   ASSERT_EQ(calibration.products.size(), 12U);
   for (const ProductRate& rate : calibration.products) EXPECT_GT(rate.flops_per_s, 0) << rate.size;
+  const std::string text = text_of(calibration);
+  for (const ProductRate& rate : calibration.products) {
+    EXPECT_NE(text.find(fmt::format("\n  {0} x {0} ", rate.size)), std::string::npos) << text;
+  }
   // The figure of a dtype is that of its best size.
   EXPECT_EQ(hardware.bf16_flops,
             std::max({calibration.products[0].flops_per_s, calibration.products[1].flops_per_s,
