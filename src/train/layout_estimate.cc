@@ -196,11 +196,7 @@ LayoutEstimator::Unit LayoutEstimator::unit_of(const LayoutChoice& choice) const
 }
 
 UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
-  LayoutChoice unit = choice;
-  unit.pp = 1;
-  unit.vpp = 1;
-  unit.stages.clear();
-  Options options = with_least_expert_room(space_.apply(unit), config_, cluster_.expert_load);
+  Options options = with_least_expert_room(space_.apply(choice), config_, cluster_.expert_load);
   options.pipeline_model_parallel_size = 1;
   options.num_virtual_stages_per_pipeline_rank.reset();
   options.num_layers_per_virtual_pipeline_stage.reset();
