@@ -1,6 +1,5 @@
 #include "options/expert_load_options.h"
 
-#include <charconv>
 #include <deque>
 #include <filesystem>
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include "base/text.h"
 #include "io/file.h"
 #include "io/json.h"
+#include "options/read_number.h"
 #include "options/refuse_without.h"
 
 namespace troupe {
@@ -40,11 +40,8 @@ constexpr double kMostRows = 1e15;
 std::optional<double> alpha_of(const Options& options) {
   const std::string_view text = options.expert_load;
   if (!text.starts_with(kDirichlet)) return std::nullopt;
-  const std::string_view number = text.substr(kDirichlet.size());
-  double alpha = 0;
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), alpha);
-  const bool is_number = error == std::errc() && end == number.data() + number.size();
-  if (!is_number || !(alpha >= kLeastAlpha && alpha <= kMostAlpha)) {
+  const std::optional<double> alpha = read_number<double>(text.substr(kDirichlet.size()));
+  if (!alpha || !(*alpha >= kLeastAlpha && *alpha <= kMostAlpha)) {
     refuse(options, fmt::format("ALPHA is a number from {} to {:.0f}, as in dirichlet:1.",
                                 kLeastAlpha, kMostAlpha));
   }

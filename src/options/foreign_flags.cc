@@ -1,12 +1,12 @@
 #include "options/foreign_flags.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fmt/format.h>
 #include <optional>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/read_number.h"
 
 namespace troupe {
 namespace {
@@ -386,18 +386,10 @@ bool same_name(std::string_view left, std::string_view right) {
   return std::equal(left.begin(), left.end(), right.begin(), right.end(), same);
 }
 
-std::optional<double> number_of(std::string_view text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
-
 // "1" is "1.0".
 bool same_value(std::string_view left, std::string_view right) {
-  const std::optional<double> number = number_of(left);
-  return left == right || (number && number == number_of(right));
+  const std::optional<double> number = read_number<double>(left);
+  return left == right || (number && number == read_number<double>(right));
 }
 
 bool is_among(std::string_view value, std::string_view words) {

@@ -1,22 +1,20 @@
 #include "options/moe_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "options/layer_pattern.h"
+#include "options/read_number.h"
 
 namespace troupe {
 namespace {
 
 double coefficient(const std::string& text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || !(value >= 0) || !std::isfinite(value)) {
+  const double value = read_number<double>(text).value_or(-1);
+  if (!(value >= 0) || !std::isfinite(value)) {
     throw_bad_request(fmt::format(
         "--moe-aux-loss-coeff {}: coefficients are numbers of at least 0.", quote_name(text)));
   }

@@ -1,13 +1,13 @@
 #include "options/precision_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "ops/exchange/coded_rows/coded_block.h"
+#include "options/read_number.h"
 #include "options/refuse_without.h"
 #include "program/shard.h"
 
@@ -52,10 +52,8 @@ IndexRange layers_of(std::string_view entry, std::string_view text, int32_t laye
         printable(entry), layers - 1));
   };
   const auto number = [&](std::string_view digits) {
-    int32_t value = 0;
-    const char* const end = digits.data() + digits.size();
-    const auto [at, error] = std::from_chars(digits.data(), end, value);
-    if (error != std::errc() || at != end || value < 0 || value >= layers) refuse();
+    const int32_t value = read_number<int32_t>(digits).value_or(-1);
+    if (value < 0 || value >= layers) refuse();
     return value;
   };
   const size_t dash = text.find('-');

@@ -1,31 +1,23 @@
 #include "options/run_spec.h"
 
-#include <charconv>
 #include <fmt/format.h>
 #include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "options/model_options.h"
+#include "options/read_number.h"
 #include "options/schedule_options.h"
 #include "options/tokenizer_options.h"
 
 namespace troupe {
 namespace {
 
-// A whole number that is all of the text; -1: there is none.
-int64_t number_of(const std::string& text) {
-  int64_t number = -1;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && stop == end ? number : -1;
-}
-
 // The steps of --iterations-to-skip, counted from 1.
 std::set<int64_t> steps_to_skip(const Options& options) {
   std::set<int64_t> steps;
   for (const std::string& text : options.iterations_to_skip) {
-    const int64_t step = number_of(text);
+    const int64_t step = read_number<int64_t>(text).value_or(-1);
     if (step < 1) {
       throw_bad_request(fmt::format("--iterations-to-skip {}: steps are whole numbers from 1.",
                                     quote_name(text)));
@@ -38,7 +30,7 @@ std::set<int64_t> steps_to_skip(const Options& options) {
 std::vector<int32_t> profiled_ranks(const Options& options) {
   std::set<int32_t> ranks;
   for (const std::string& text : options.profile_ranks) {
-    const int64_t rank = number_of(text);
+    const int64_t rank = read_number<int64_t>(text).value_or(-1);
     if (rank < 0 || rank >= options.ranks) {
       throw_bad_request(fmt::format("--profile-ranks {}: there are the ranks 0 to {} (--ranks).",
                                     printable(text), options.ranks - 1));

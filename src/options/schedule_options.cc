@@ -1,7 +1,6 @@
 #include "options/schedule_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <fmt/format.h>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/read_number.h"
 #include "options/refuse_without.h"
 
 namespace troupe {
@@ -17,12 +17,6 @@ namespace {
 
 // Of a ramp of the batch size. Products with kMostSamples can be counted in 64 bits.
 constexpr int64_t kMostStages = int64_t{1} << 20;
-
-template <class T>
-bool read_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 // The words between blanks.
 std::vector<std::string_view> split_words(std::string_view text) {
@@ -45,9 +39,8 @@ std::optional<int64_t> read_threshold(std::string_view text) {
     for (size_t i = 0; i <= suffix; ++i) unit *= 1000;
     text.remove_suffix(1);
   }
-  double value = 0;
-  if (!read_number(text, value) || !(value >= 0)) return std::nullopt;
-  value *= static_cast<double>(unit);
+  const double value = read_number<double>(text).value_or(-1) * static_cast<double>(unit);
+  if (!(value >= 0)) return std::nullopt;
   // Up to there every whole number is a double.
   if (value > 9.0e15 || value != std::floor(value)) return std::nullopt;
   return static_cast<int64_t>(value);
@@ -58,11 +51,11 @@ std::optional<int64_t> read_threshold(std::string_view text) {
 BatchSizeSchedule make_ramp(const Options& options) {
   const std::string& text = options.rampup_batch_size;
   const std::vector<std::string_view> words = split_words(text);
-  int32_t start = 0;
-  int32_t increment = 0;
-  int64_t samples = 0;
-  if (words.size() != 3 || !read_number(words[0], start) || !read_number(words[1], increment) ||
-      !read_number(words[2], samples) || start < 1 || increment < 1 || samples < 1) {
+  const bool are_three = words.size() == 3;
+  const int32_t start = are_three ? read_number<int32_t>(words[0]).value_or(0) : 0;
+  const int32_t increment = are_three ? read_number<int32_t>(words[1]).value_or(0) : 0;
+  const int64_t samples = are_three ? read_number<int64_t>(words[2]).value_or(0) : 0;
+  if (start < 1 || increment < 1 || samples < 1) {
     throw_bad_request(
         fmt::format("--rampup-batch-size takes three whole numbers of at least 1 (first batch "
                     "size, increment, samples), not '{}'.",
@@ -103,9 +96,9 @@ BatchSizeSchedule make_steps(const Options& options, int32_t sequence) {
   for (const std::string_view word : split_words(text)) {
     const size_t colon = std::min(word.find(':'), word.size());
     const std::optional<int64_t> tokens = read_threshold(word.substr(0, colon));
-    int32_t size = 0;
-    const bool is_pair = colon < word.size() && read_number(word.substr(colon + 1), size);
-    if (!tokens || !is_pair || size < 1) {
+    const int32_t size =
+        colon < word.size() ? read_number<int32_t>(word.substr(colon + 1)).value_or(0) : 0;
+    if (!tokens || size < 1) {
       throw_bad_request(
           fmt::format("--step-batch-size-schedule {}: '{}' is not TOKENS:SIZE, as in 250B:1536.",
                       printable(text), printable(word)));
