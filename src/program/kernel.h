@@ -31,6 +31,10 @@ struct TensorView {
 
   // Live extent of dimension 0. For ragged tensors this reads the device counter.
   int64_t rows() const { return live_rows != nullptr ? *live_rows : shape[0]; }
+  // Of these rows; of a tensor that is not ragged, all.
+  int64_t live_elements() const {
+    return live_rows != nullptr ? rows() * shape.row_elements() : shape.elements();
+  }
 
   template <class T>
   T* as() const {

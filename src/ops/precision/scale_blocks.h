@@ -110,14 +110,14 @@ class ScaleGrid {
 
   // The row of scales that a row of the tensor, in all matrices, belongs to.
   constexpr int64_t scale_row(int64_t row) const {
-    const int64_t matrix = offsets_ == nullptr ? (first_row_ + row) / matrix_rows_ : expert_of(row);
+    const int64_t matrix = matrix_of(first_row_ + row);
     if (block_.rows == 0) return matrix;
     return first_of(matrix) + (row - begin_of(matrix)) / block_.rows;
   }
 
   // Of a row with which a block begins, the block's rows that there are; of others 0.
   constexpr int64_t rows_of_block(int64_t row) const {
-    const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+    const int64_t matrix = matrix_of(row);
     if ((row - begin_of(matrix)) % block_.rows != 0) return 0;
     int64_t end = rows_;
     if (offsets_ != nullptr) {
@@ -130,11 +130,14 @@ class ScaleGrid {
 
   // Where the row lies in its block of that many rows; blocks have some.
   constexpr int64_t row_in_block(int64_t row) const {
-    const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+    const int64_t matrix = matrix_of(row);
     return (row - begin_of(matrix)) % block_.rows;
   }
 
  private:
+  constexpr int64_t matrix_of(int64_t row) const {
+    return offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+  }
   constexpr int64_t begin_of(int64_t matrix) const {
     return offsets_ == nullptr ? matrix * matrix_rows_ : offsets_[matrix];
   }

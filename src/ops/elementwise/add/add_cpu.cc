@@ -13,13 +13,12 @@ struct AddKernel {
     const T* a = args.in<T>(0);
     const T* b = args.in<T>(1);
     T* y = args.out<T>(0);
-    const TensorView& view = args.input(0);
-    const int64_t elements =
-        view.live_rows != nullptr ? view.rows() * view.shape.row_elements() : view.shape.elements();
-    args.pool->parallel_ranges(elements, kAddGrain, [=](int64_t begin, int64_t end, int) {
-      TROUPE_INDEPENDENT
-      for (int64_t i = begin; i < end; ++i) y[i] = T(widen(a[i]) + widen(b[i]));
-    });
+    args.pool->parallel_ranges(args.input(0).live_elements(), kAddGrain,
+                               [=](int64_t begin, int64_t end, int) {
+                                 TROUPE_INDEPENDENT
+                                 for (int64_t i = begin; i < end; ++i)
+                                   y[i] = T(widen(a[i]) + widen(b[i]));
+                               });
   }
 };
 

@@ -14,10 +14,8 @@ void copy_live_rows_cpu(const KernelArguments& args) {
   const TensorView& x = args.input(0);
   auto* target = static_cast<std::byte*>(args.output(0).data);
   const auto* source = static_cast<const std::byte*>(x.data);
-  const int64_t elements =
-      x.live_rows != nullptr ? x.rows() * x.shape.row_elements() : x.shape.elements();
-  args.pool->parallel_ranges(elements * static_cast<int64_t>(size_of(x.dtype)), kOffloadGrain,
-                             [=](int64_t begin, int64_t end, int) {
+  args.pool->parallel_ranges(x.live_elements() * static_cast<int64_t>(size_of(x.dtype)),
+                             kOffloadGrain, [=](int64_t begin, int64_t end, int) {
                                std::memcpy(target + begin, source + begin,
                                            static_cast<size_t>(end - begin));
                              });

@@ -5,6 +5,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/optimizer/parameter_dtype.h"
 
 namespace troupe {
 
@@ -36,7 +37,7 @@ void infer_adamw(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 10 || context.input_count() == 12,
                "adamw takes parameter, gradient, moments, master, five scalars and scales");
   const Value& parameter = context.input(context.has_input(0) ? 0 : 1);
-  const DType dtype = context.has_input(0) ? parameter.dtype : DType::bf16;
+  const DType dtype = parameter_dtype(context, 0);
   TROUPE_CHECK(is_float(dtype) && !parameter.rows.valid(),
                "adamw needs a float parameter: " + parameter.name);
   TROUPE_CHECK(context.has_input(4) == (dtype == DType::bf16),

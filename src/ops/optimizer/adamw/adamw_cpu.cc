@@ -8,6 +8,7 @@
 #include "ops/cpu/vector.h"
 #include "ops/optimizer/adamw/adamw.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/optimizer/parameter_dtype.h"
 
 namespace troupe {
 namespace {
@@ -245,7 +246,7 @@ struct AdamWKernel {
 }  // namespace
 
 CpuKernel adamw_cpu_kernel(const OpView& op) {
-  return select_float_kernel<AdamWKernel>(op.has_input(0) ? op.input(0).dtype : DType::bf16);
+  return select_float_kernel<AdamWKernel>(parameter_dtype(op, 0));
 }
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include "ops/cuda/random.cuh"
 #include "ops/optimizer/adamw/adamw.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/optimizer/parameter_dtype.h"
 #include "program/cuda/device.cuh"
 
 namespace troupe {
@@ -283,7 +284,7 @@ CudaKernel select_moments(const OpView& op) {
 }  // namespace
 
 CudaKernel adamw_cuda_kernel(const OpView& op) {
-  switch (op.has_input(0) ? op.input(0).dtype : DType::bf16) {
+  switch (parameter_dtype(op, 0)) {
     case DType::f64:
       return &run_adamw<double, double, double, double>;
     case DType::f32:

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ops/choose_kernel.h"
+#include "ops/optimizer/parameter_dtype.h"
 
 namespace troupe {
 
@@ -69,7 +70,7 @@ void infer_muon_update(InferContext& context) {
                "muon_update takes update, parameter, master and three scalars");
   const Value& update = context.input(0);
   const Value& parameter = context.input(context.has_input(1) ? 1 : 0);
-  const DType dtype = context.has_input(1) ? parameter.dtype : DType::bf16;
+  const DType dtype = parameter_dtype(context, 1);
   TROUPE_CHECK(is_float(dtype) && !parameter.rows.valid(),
                "muon_update needs a float parameter: " + parameter.name);
   TROUPE_CHECK(update.dtype == accumulation_dtype(dtype) && update.shape == parameter.shape &&

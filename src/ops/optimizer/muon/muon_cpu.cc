@@ -3,6 +3,7 @@
 
 #include "ops/cpu/vector.h"
 #include "ops/optimizer/muon/muon.h"
+#include "ops/optimizer/parameter_dtype.h"
 
 namespace troupe {
 namespace {
@@ -79,7 +80,7 @@ CpuKernel muon_momentum_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel muon_update_cpu_kernel(const OpView& op) {
-  return select_float_kernel<MuonUpdateKernel>(op.has_input(1) ? op.input(1).dtype : DType::bf16);
+  return select_float_kernel<MuonUpdateKernel>(parameter_dtype(op, 1));
 }
 
 }  // namespace troupe

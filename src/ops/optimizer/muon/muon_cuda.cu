@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "ops/optimizer/muon/muon.h"
+#include "ops/optimizer/parameter_dtype.h"
 #include "program/cuda/device.cuh"
 
 namespace troupe {
@@ -90,7 +91,7 @@ CudaKernel muon_momentum_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel muon_update_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<MuonUpdateCuda>(op.has_input(1) ? op.input(1).dtype : DType::bf16);
+  return select_cuda_kernel<MuonUpdateCuda>(parameter_dtype(op, 1));
 }
 
 }  // namespace troupe

@@ -13,9 +13,7 @@ constexpr int64_t kCodeCountsGrain = 65536;
 template <class Code>
 void run_code_counts(const KernelArguments& args) {
   constexpr uint8_t kLargest = Code::nearest(Code::kLargest).bits;
-  const TensorView& view = args.input(0);
-  const int64_t elements =
-      view.live_rows != nullptr ? view.rows() * view.shape.row_elements() : view.shape.elements();
+  const int64_t elements = args.input(0).live_elements();
   const Code* codes = args.in<Code>(0);
   auto* counts = args.out<int64_t>(0);
   counts[0] = elements;

@@ -151,17 +151,11 @@ void largest_of_parts(const TensorView& amax, uint32_t* maxima, int64_t count) {
   }
 }
 
-// Scales that are there: those of rows that are not live are not.
-int64_t scale_count(const TensorView& scales) {
-  return scales.live_rows != nullptr ? scales.rows() * scales.shape.row_elements()
-                                     : scales.shape.elements();
-}
-
 // Scales of blocks, to that output, and in place of the maxima what elements are multiplied by.
 template <class T>
 void find_scales(const KernelArguments& args, const ScaleGrid& grid, int output, uint32_t* maxima) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
-  const int64_t count = scale_count(args.output(output));
+  const int64_t count = args.output(output).live_elements();
   if (args.input(2).data != nullptr) {
     largest_of_parts(args.input(2), maxima, count);
   } else {
@@ -179,7 +173,7 @@ void measure(const KernelArguments& args) {
   const TensorView& amax = args.output(attributes.measured_output());
   const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
   find_maxima<T>(args, grid_of(args, block, attributes.part), attributes.rounds,
-                 reinterpret_cast<uint32_t*>(amax.as<float>()), scale_count(amax));
+                 reinterpret_cast<uint32_t*>(amax.as<float>()), amax.live_elements());
 }
 
 // Calls visit(row, rows, column, columns, numbers, scale row) for each block, with its numbers, row
@@ -222,7 +216,7 @@ void quantize_fp4_as(const KernelArguments& args) {
   }
   const int of_scales = attributes.has_rows() ? 1 : attributes.transposed_scales_output();
   const TensorView& scales = args.output(of_scales);
-  std::fill_n(scales.as<float>(), scale_count(scales), 1.0F);
+  std::fill_n(scales.as<float>(), scales.live_elements(), 1.0F);
   const TensorView& amax = args.input(2);
   const int64_t count = matrices.matrices();
   const auto largest_of_matrix = [&](int64_t row) {
@@ -303,7 +297,8 @@ struct BlockAmaxKernel {
     const auto& [block, part, rounds, rotates] = args.attributes->as<BlockAmaxAttributes>();
     auto* maxima = reinterpret_cast<uint32_t*>(args.out<float>(0));
     if (rotates) return find_rotated_maxima<T>(args, maxima, args.output(0).shape.elements());
-    find_maxima<T>(args, grid_of(args, block, part), rounds, maxima, scale_count(args.output(0)));
+    find_maxima<T>(args, grid_of(args, block, part), rounds, maxima,
+                   args.output(0).live_elements());
   }
 };
 
