@@ -342,6 +342,14 @@ std::vector<LayoutCase> layouts() {
     c.precision = {.messages = {.dispatched = true, .combine_gradients = true}};
     chosen.push_back(c);
   }
+  LayoutCase stored;
+  stored.name = "stored_activations";
+  stored.model = moe_model(2);
+  stored.model.moe_ffn_hidden_size = 64;
+  stored.layout.world_size = 2;
+  stored.layout.expert_tensor_parallel = 2;
+  stored.precision.stores_activation_inputs = true;
+  chosen.push_back(stored);
   for (const Fp8Recipe recipe : kRecipes) {
     // Whose gradients are 0 up to the order of sums: precision_test.cc.
     if (recipe == Fp8Recipe::delayed) continue;
