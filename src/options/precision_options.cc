@@ -147,13 +147,15 @@ bool stores_activation_inputs_of(const Options& options, const ModelConfig& conf
   require_blocks(config.ffn_hidden_size, tp, "the dense layers' inner size");
   require_blocks(config.moe_ffn_hidden_size, etp, "the experts' inner size");
   require_blocks(config.moe_shared_expert_intermediate_size, tp, "the shared experts' inner size");
-  const auto& computed_again = options.recompute_modules;
-  if (std::find(computed_again.begin(), computed_again.end(), "moe_act") != computed_again.end()) {
+  const auto refuse_beside = [&](const std::vector<std::string>& modules, std::string_view flag) {
+    if (std::find(modules.begin(), modules.end(), "moe_act") == modules.end()) return;
     throw_bad_request(fmt::format(
-        "{}: --recompute-modules moe_act keeps the input of activations whole, to compute them "
-        "again. Give one of them.",
-        kFlag));
-  }
+        "{}: --{} moe_act is about the whole input of the experts' activations, which is not kept "
+        "then. Give one of them.",
+        kFlag, flag));
+  };
+  refuse_beside(options.recompute_modules, "recompute-modules");
+  refuse_beside(options.offload_modules, "offload-modules");
   return true;
 }
 

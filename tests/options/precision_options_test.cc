@@ -208,7 +208,9 @@ TEST(PrecisionOptionsOf, StoredInputsOfActivationsHaveWholeBlocksOnEachRank) {
   expect_phrase(refusal(32, 64, 0, tp2), "the dense layers' inner size, 32");
   expect_phrase(refusal(0, 64, 96, tp2), "the shared experts' inner size, 96");
   expect_phrase(refusal(0, 64, 0, [](Options& o) { o.recompute_modules = {"moe_act"}; }),
-                "--recompute-modules moe_act keeps the input of activations whole");
+                "--recompute-modules moe_act is about the whole input");
+  expect_phrase(refusal(0, 64, 0, [](Options& o) { o.offload_modules = {"moe_act"}; }),
+                "--offload-modules moe_act is about the whole input");
 }
 
 // Of each model that is shipped: weights are kept as masters alone where codes of them are all that

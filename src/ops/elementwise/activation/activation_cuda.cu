@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kMostRowThreads, kStores ? 4 : 8)
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
     const T* in = x + row * width;
     T* out = y + row * f;
-    uint8_t* coded = stored + row * coded_row_bytes(width);
+    uint8_t* coded = kStores ? stored + row * coded_row_bytes(width) : nullptr;
     int64_t slot = 0;
     A weight = 0;
     for_loaded_steps<kStep>(
