@@ -49,10 +49,11 @@ class Change:
         self.begin, self.end, self.old, self.new, self.shown = begin, end, old, new, shown
 
 
-def compile_flags():
+def compile_flags(folder):
+    """Those of the project, for its copy."""
     flags = []
     for entry in json.loads((ROOT / "build/compile_commands.json").read_text()):
-        words = shlex.split(entry["command"])
+        words = shlex.split(entry["command"].replace(f"{ROOT}/src", f"{folder}/src"))
         for word, following in zip(words, words[1:] + [""]):
             if word.startswith(("-I", "-D", "-std=")):
                 flags.append(word)
@@ -123,13 +124,22 @@ def changes_in(file, flags, index):
     return found
 
 
-def planted(file, changes):
+def copy_project(folder):
+    """What git has, as it is now: the project may change while faults are drawn."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def planted(file, changes, folder):
     """The text of a file with numbered changes, which do not overlap."""
     text = file.read_bytes()
     for number, change in sorted(changes, key=lambda each: -each[1].begin):
         new = change.new.replace(NUMBER, str(number))
         text = text[: change.begin] + new.encode() + text[change.end :]
-    include = f'#include "{os.path.relpath(pathlib.Path(__file__).parent, file.parent)}/fault.h"\n'
+    include = f'#include "{os.path.relpath(folder / "scripts/faults", file.parent)}/fault.h"\n'
     return include.encode() + text
 
 
@@ -151,12 +161,14 @@ def main():
         parser.error("build/compile_commands.json is missing: scripts/build.sh release configure")
     without = {int(each) for each in arguments.without.split(",") if each}
 
+    folder = arguments.folder.absolute()
+    copy_project(folder)
     draw = random.Random(arguments.seed)
-    files = sorted(set(ROOT.glob("src/**/*.cc")) - set(ROOT.glob("src/**/cuda/**/*.cc")))
+    files = sorted(set(folder.glob("src/**/*.cc")) - set(folder.glob("src/**/cuda/**/*.cc")))
     places = [(file, line) for file in files
               for line, text in enumerate(file.read_text().split("\n"), 1)
               if text.strip() and not text.strip().startswith("//")]
-    index, flags, known, chosen = cindex.Index.create(), compile_flags(), {}, {}
+    index, flags, known, chosen = cindex.Index.create(), compile_flags(folder), {}, {}
     number = 0
     while number < arguments.count:
         file, line = draw.choice(places)
@@ -168,28 +180,22 @@ def main():
         others = chosen.setdefault(file, [])
         if any(change.begin < each.end and each.begin < change.end for _, each in others):
             continue
-        if not parses(file, planted(file, [(number + 1, change)]), flags, index):
+        if not parses(file, planted(file, [(number + 1, change)], folder), flags, index):
             continue
         number += 1
         others.append((number, change))
         print(f"\rdrawn {number} of {arguments.count}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
-    folder = arguments.folder
-    folder.mkdir(parents=True)
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-    for name in listed.stdout.decode().split("\0"):
-        if name and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
     rows = []
     for file, changes in chosen.items():
-        name = file.relative_to(ROOT)
         changes = [(number, change) for number, change in changes if number not in without]
-        (folder / name).write_bytes(planted(file, changes))
+        text = file.read_bytes()
         for number, change in changes:
-            line = file.read_bytes()[: change.begin].count(b"\n") + 1
-            rows.append((number, f"{name}:{line}", " ".join(change.old.split()), change.shown))
+            line = text[: change.begin].count(b"\n") + 1
+            rows.append((number, f"{file.relative_to(folder)}:{line}", " ".join(change.old.split()),
+                         change.shown))
+        file.write_bytes(planted(file, changes, folder))
     (folder / "faults.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in sorted(rows)))
 
 
