@@ -58,9 +58,10 @@ class Endings(ProcessesTest):
         self.assertEqual(metrics(save)[-1]["step"], last + 1)
 
     def test_an_interrupted_launcher_lets_ranks_save(self):
-        # mpirun kills ranks a second after it asked them to end, which is short on a busy machine.
+        # mpirun kills ranks a second after it asked them to end, which is short on a busy machine. It
+        # waits as long as it is told, twice, also where they have ended.
         with unittest.mock.patch.dict(os.environ, {
-                f"{name}_MCA_odls_base_sigkill_timeout": "30" for name in ("OMPI", "PRTE")}):
+                f"{name}_MCA_odls_base_sigkill_timeout": "8" for name in ("OMPI", "PRTE")}):
             save, process, _ = self.start_run("launcher_interrupted")
         process.send_signal(signal.SIGINT)
         errors = self.wait(process)
