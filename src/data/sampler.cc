@@ -68,6 +68,10 @@ std::array<SequenceRange, 3> split_sequences(std::string_view weights, int64_t n
   return ranges;
 }
 
+int64_t least_tokens(const SampleOptions& options) {
+  return options.keep_partial ? 2 : options.sequence_length + 1;
+}
+
 SampleSource::SampleSource(std::vector<SourceMember> members, std::span<const double> weights,
                            SampleOptions options)
     : options_(std::move(options)) {
@@ -132,10 +136,7 @@ SampleSource::Member SampleSource::make_member(SourceMember source,
     member.tokens += lengths[i];
   }
   // Epochs are joined, so a data set that is read more than once may be smaller than a sample.
-  int64_t needed = options_.sequence_length + 1;
-  if (options_.keep_partial) needed = 2;
-  if (num_samples) needed = 1;
-  if (member.tokens < needed) {
+  if (member.tokens < (num_samples ? 1 : least_tokens(options_))) {
     throw_bad_request(fmt::format(
         "the {} split of {} has {} tokens in {} of the data set's {} sequences, and {} needed; "
         "tokenize more text or in more documents (plain text: split it at blank lines), change "

@@ -81,6 +81,9 @@ struct MemberUse {
   double epochs = 0;  // samples over those of one epoch, not whole
 };
 
+// Tokens that a split needs for one sample where it is read once.
+int64_t least_tokens(const SampleOptions& options);
+
 class SampleSource {
  public:
   // `weights` as given, one for each member, or empty: the one data set, or several by their sizes,

@@ -7,6 +7,13 @@
 #include "data/mock_dataset.h"
 
 namespace troupe {
+namespace {
+
+SequenceRange share_of(const IndexedDataset& set, std::string_view split_weights, Split split) {
+  return split_sequences(split_weights, set.num_sequences())[static_cast<size_t>(split)];
+}
+
+}  // namespace
 
 DataSets open_run_data(const DataSpec& spec, int64_t vocab_size, int32_t eod,
                        std::string_view tokenizer) {
@@ -40,21 +47,18 @@ std::unique_ptr<SampleSource> make_source(const DataSets& data, std::string_view
                                           const SampleOptions& options) {
   std::vector<SourceMember> members;
   for (const auto& set : data.sets) {
-    const auto ranges = split_sequences(split_weights, set->num_sequences());
-    members.push_back({.dataset = set, .sequences = ranges[static_cast<size_t>(options.split)]});
+    members.push_back({.dataset = set, .sequences = share_of(*set, split_weights, options.split)});
   }
   return std::make_unique<SampleSource>(std::move(members), data.weights, options);
 }
 
 bool has_samples(const DataSets& data, std::string_view split_weights,
                  const SampleOptions& options) {
-  const int64_t needed = options.keep_partial ? 2 : options.sequence_length + 1;
   return std::all_of(data.sets.begin(), data.sets.end(), [&](const auto& set) {
-    const SequenceRange share =
-        split_sequences(split_weights, set->num_sequences())[static_cast<size_t>(options.split)];
+    const SequenceRange share = share_of(*set, split_weights, options.split);
     int64_t tokens = 0;
     for (int64_t i = share.begin; i < share.end; ++i) tokens += set->sequence_length(i);
-    return tokens >= needed;
+    return tokens >= least_tokens(options);
   });
 }
 

@@ -100,21 +100,10 @@ struct CodedStep {
   uint8_t scale;
 };
 
+// As it lies in memory.
 template <int kStep>
-__device__ __forceinline__ uint64_t load_codes(const uint8_t* address) {
-  static_assert(kStep == 2 || kStep == 4 || kStep == 8, "a step is a word");
-  if constexpr (kStep == 2) return *reinterpret_cast<const uint16_t*>(address);
-  if constexpr (kStep == 4) return *reinterpret_cast<const uint32_t*>(address);
-  if constexpr (kStep == 8) return *reinterpret_cast<const uint64_t*>(address);
-}
-
-template <int kStep>
-__device__ __forceinline__ void store_codes(uint8_t* address, uint64_t codes) {
-  static_assert(kStep == 2 || kStep == 4 || kStep == 8, "a step is a word");
-  if constexpr (kStep == 2) *reinterpret_cast<uint16_t*>(address) = static_cast<uint16_t>(codes);
-  if constexpr (kStep == 4) *reinterpret_cast<uint32_t*>(address) = static_cast<uint32_t>(codes);
-  if constexpr (kStep == 8) *reinterpret_cast<uint64_t*>(address) = codes;
-}
+using CodeWord =
+    std::conditional_t<kStep == 8, uint64_t, std::conditional_t<kStep == 4, uint32_t, uint16_t>>;
 
 // A step from element i of a row of `width`, as it is or coded.
 template <class T, int kStep>
@@ -124,7 +113,7 @@ __device__ __forceinline__ RawStep<T, kStep> load_input(const T* row, int64_t i,
 template <class T, int kStep>
 __device__ __forceinline__ CodedStep<kStep> load_input(const uint8_t* row, int64_t i,
                                                        int64_t width) {
-  return {load_codes<kStep>(row + i), row[width + i / kCodedBlock]};
+  return {*reinterpret_cast<const CodeWord<kStep>*>(row + i), row[width + i / kCodedBlock]};
 }
 
 template <class T, int kStep>
@@ -147,7 +136,8 @@ __device__ __forceinline__ void store_coded(uint8_t* row, int64_t i, int64_t wid
 #pragma unroll
   for (int j = 0; j < kStep; ++j) values[j] = static_cast<float>(widen(step.values[j]));
   uint8_t scale;
-  store_codes<kStep>(row + i, encode_step(values, &scale));
+  *reinterpret_cast<CodeWord<kStep>*>(row + i) =
+      static_cast<CodeWord<kStep>>(encode_step(values, &scale));
   if (i % kCodedBlock == 0) row[width + i / kCodedBlock] = scale;
 }
 

@@ -13,12 +13,11 @@ struct AddKernel {
     const T* a = args.in<T>(0);
     const T* b = args.in<T>(1);
     T* y = args.out<T>(0);
-    args.pool->parallel_ranges(args.input(0).live_elements(), kAddGrain,
-                               [=](int64_t begin, int64_t end, int) {
-                                 TROUPE_INDEPENDENT
-                                 for (int64_t i = begin; i < end; ++i)
-                                   y[i] = T(widen(a[i]) + widen(b[i]));
-                               });
+    const int64_t elements = args.input(0).live_elements();
+    args.pool->parallel_ranges(elements, kAddGrain, [=](int64_t begin, int64_t end, int) {
+      TROUPE_INDEPENDENT
+      for (int64_t i = begin; i < end; ++i) y[i] = T(widen(a[i]) + widen(b[i]));
+    });
   }
 };
 

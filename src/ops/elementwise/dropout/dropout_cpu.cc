@@ -27,23 +27,23 @@ struct DropoutKernel {
     const TensorView& view = args.input(0);
     const int64_t width = view.shape.row_elements();
     const RowOrigin origin = attributes.origin;
-    args.pool->parallel_ranges(
-        view.live_elements(), kDropoutGrain, [=](int64_t begin, int64_t end, int) {
-          std::array<uint32_t, kDropoutBlock> words;
-          origin.for_each_run(width, begin, end, [&](int64_t run, int64_t run_end, int64_t whole) {
-            for (int64_t first = run; first < run_end; first += kDropoutBlock) {
-              const int64_t count = std::min(kDropoutBlock, run_end - first);
-              mask.draw(static_cast<uint64_t>(whole + first - run), count, words.data());
-              const T* in = x + first;
-              T* out = y + first;
-              TROUPE_INDEPENDENT
-              for (int64_t i = 0; i < count; ++i) {
-                const A scaled = widen(in[i]) * scale;
-                out[i] = T(mask.keeps(words[static_cast<size_t>(i)]) ? scaled : A(0));
-              }
-            }
-          });
-        });
+    const int64_t elements = view.live_elements();
+    args.pool->parallel_ranges(elements, kDropoutGrain, [=](int64_t begin, int64_t end, int) {
+      std::array<uint32_t, kDropoutBlock> words;
+      origin.for_each_run(width, begin, end, [&](int64_t run, int64_t run_end, int64_t whole) {
+        for (int64_t first = run; first < run_end; first += kDropoutBlock) {
+          const int64_t count = std::min(kDropoutBlock, run_end - first);
+          mask.draw(static_cast<uint64_t>(whole + first - run), count, words.data());
+          const T* in = x + first;
+          T* out = y + first;
+          TROUPE_INDEPENDENT
+          for (int64_t i = 0; i < count; ++i) {
+            const A scaled = widen(in[i]) * scale;
+            out[i] = T(mask.keeps(words[static_cast<size_t>(i)]) ? scaled : A(0));
+          }
+        }
+      });
+    });
   }
 };
 
