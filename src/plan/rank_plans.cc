@@ -1,6 +1,7 @@
 #include "plan/rank_plans.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -47,9 +48,8 @@ std::vector<int64_t> class_key(const std::shared_ptr<const Model>& model, DType 
 
 struct BuiltClass {
   RankPlan plan;
-  CollectiveTrace trace;
-  CollectiveTrace fallback;  // empty where there is none
-  CollectiveTrace evaluation;
+  // Of the step, its fallback (empty where there is none), and the evaluation.
+  std::array<CollectiveTrace, 3> traces;
 };
 
 // Of an evaluation, which runs between steps.
@@ -77,12 +77,13 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   };
   MemoryPlan memory = plan_verified(program);
   BuiltClass built;
-  built.trace = trace_collectives(program);
+  auto& [of_step, of_fallback, of_evaluation] = built.traces;
+  of_step = trace_collectives(program);
   if (const std::optional<FallbackStep> fallback =
           plan_fallback_step(config, state, options, step, memory, plan_verified)) {
-    built.fallback = trace_collectives(*fallback->step.program);
+    of_fallback = trace_collectives(*fallback->step.program);
   }
-  built.evaluation = trace_evaluation(config, state, options);
+  of_evaluation = trace_evaluation(config, state, options);
   RankPlan& plan = built.plan;
   plan.first_rank = part.rank;
   plan.bytes_by_role = memory.bytes_by_role;
@@ -103,7 +104,7 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   plan.bytes_without_recompute =
       bytes_without_recompute(config, state, options, threads, device, gpu);
   plan.bytes_without_offload = bytes_without_offload(config, state, options, threads, device, gpu);
-  for (const CollectiveTrace::Event& event : built.trace.events) {
+  for (const CollectiveTrace::Event& event : of_step.events) {
     if (!event.message) {
       ++plan.collectives;
     } else if (event.message->action != MessageUse::Action::finish) {
@@ -181,25 +182,24 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   const RankClasses classes = classify_ranks(config, dtype, run);
   const auto model = std::make_shared<const Model>(config);
   std::vector<RankPlan> plans(classes.first_rank.size());
-  std::vector<CollectiveTrace> traces(plans.size());
-  std::vector<CollectiveTrace> fallbacks(plans.size());
-  std::vector<CollectiveTrace> evaluations(plans.size());
+  std::array<std::vector<CollectiveTrace>, std::tuple_size_v<decltype(BuiltClass::traces)>> traces;
+  traces.fill(std::vector<CollectiveTrace>(plans.size()));
   std::mutex mutex;
   uint64_t done = 0;
   for_each_item(plans.size(), workers, [&](size_t i) {
     BuiltClass built = build_class(model, dtype, {.run = run, .rank = classes.first_rank[i]},
                                    options, threads, device, gpu, cluster);
     plans[i] = std::move(built.plan);
-    traces[i] = std::move(built.trace);
-    fallbacks[i] = std::move(built.fallback);
-    evaluations[i] = std::move(built.evaluation);
+    for (size_t program = 0; program < traces.size(); ++program) {
+      traces[program][i] = std::move(built.traces[program]);
+    }
     const std::lock_guard lock(mutex);
     if (report) report(++done, plans.size());
   });
   for (const int32_t number : classes.class_of_rank) ++plans[static_cast<size_t>(number)].ranks;
-  verify_collectives(traces, classes.class_of_rank, run->layout);
-  verify_collectives(fallbacks, classes.class_of_rank, run->layout);
-  verify_collectives(evaluations, classes.class_of_rank, run->layout);
+  for (const std::vector<CollectiveTrace>& of_classes : traces) {
+    verify_collectives(of_classes, classes.class_of_rank, run->layout);
+  }
   return plans;
 }
 
