@@ -108,7 +108,6 @@ class StageForward {
                                    ? add(builder_, stream.sum, stream.branch, "stage_out")
                                    : stream.sum;
     }
-    builder_.place.layer = -1;
   }
 
  private:
