@@ -59,15 +59,6 @@ void differentiate_split_column_groups(DerivativeContext& context) {
                                 "d_" + context.input_name(0))[0]);
 }
 
-void differentiate_join_column_groups(DerivativeContext& context) {
-  if (!context.wants(0) && !context.wants(1)) return;
-  const auto [first, second] = split_column_groups(context.builder(), context.output_gradient(0),
-                                                   context.attributes<ColumnGroupsAttributes>(),
-                                                   "d_" + context.input_name(0));
-  if (context.wants(0)) context.add_gradient(0, first);
-  if (context.wants(1)) context.add_gradient(1, second);
-}
-
 Cost cost_split_column_groups(const OpView& op) {
   return {.flops = 0, .bytes = 2 * static_cast<double>(op.input(0).bytes())};
 }
@@ -109,7 +100,8 @@ std::vector<OpSample> samples_column_groups() {
   const auto join = [=](SampleBuilder& sample) {
     const ValueId a = sample.tensor("a", {3, late.first_columns()});
     const ValueId b = sample.tensor("b", {3, late.second_columns()});
-    sample.result(sample.builder().emit(kJoinColumnGroups, Attributes(late), {a, b}, "x")[0]);
+    sample.result_without_gradient(
+        sample.builder().emit(kJoinColumnGroups, Attributes(late), {a, b}, "x")[0]);
   };
   return {{"queries and gates, then keys", split(4, gated)},
           {"four sections", split(3, delta)},
@@ -141,7 +133,6 @@ const OpSpec kSplitColumnGroups{
 const OpSpec kJoinColumnGroups{
     .name = "join_column_groups",
     .infer = infer_join_column_groups,
-    .differentiate = differentiate_join_column_groups,
     .cost = cost_join_column_groups,
     .cpu = {.kernel = join_column_groups_cpu_kernel},
     .cuda = choose_column_groups<TROUPE_CUDA(join_column_groups_cuda_kernel)>,
