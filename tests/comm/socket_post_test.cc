@@ -408,6 +408,28 @@ TEST(SocketPost, CompletesWhatComesToBeExpectedWhileItComes) {
   }
 }
 
+// A transfer that is expected before it comes, byte by byte.
+TEST(SocketPost, CompletesWhatComesInSingleBytes) {
+  std::vector<std::byte> sent = drawn(24, 1);
+  const Block to_send = block_of(sent);
+  const PostAndWire sender = post_on_wire(0);
+  sender.post->send(1, 3, {&to_send, 1});
+  std::vector<std::byte> frame(1000);
+  const ssize_t bytes = read(sender.wire.descriptor(), frame.data(), frame.size());
+  ASSERT_GT(bytes, 24);
+  const PostAndWire receiver = post_on_wire(1);
+  std::vector<std::byte> received(sent.size());
+  const Block to_receive = block_of(received);
+  const Post::Transfer transfer = receiver.post->receive(0, 3, {&to_receive, 1});
+  for (ssize_t i = 0; i < bytes; ++i) {
+    ASSERT_FALSE(receiver.post->done(transfer)) << "after " << i << " of " << bytes << " bytes";
+    ASSERT_EQ(write(receiver.wire.descriptor(), frame.data() + i, 1), 1);
+    receiver.post->next_message();  // takes in what is there
+  }
+  EXPECT_TRUE(receiver.post->done(transfer));
+  EXPECT_TRUE(sent == received);
+}
+
 // A head of which the beginning fills the buffer that is read into, and the rest comes later.
 TEST(SocketPost, KeepsTheBeginningOfAHead) {
   constexpr size_t kSmallBuffer = 64;

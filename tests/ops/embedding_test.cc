@@ -1,5 +1,6 @@
 // The gradient of the embedding table against the plain sum over tokens, with a padding token,
-// which gets none: stored, and added to what is there.
+// which gets none: stored, and added to what is there; also of rows that are summed in several
+// parts.
 #include "ops/products/embedding/embedding.h"
 
 #include <gtest/gtest.h>
@@ -10,19 +11,18 @@
 namespace troupe::testing {
 namespace {
 
-TEST(Embedding, ThePaddingTokenGetsNoGradient) {
+void check_padding(int64_t hidden) {
   constexpr int32_t kVocabulary = 6;
-  constexpr int64_t kHidden = 5;
   const std::vector<int32_t> ids = {2, 4, 2, 0, 4, 4, 5, 2};
   const auto count = static_cast<int64_t>(ids.size());
-  const std::vector<double> dy = normal_numbers(count * kHidden, 0);
+  const std::vector<double> dy = normal_numbers(count * hidden, 0);
   for (const int32_t padding : {-1, 0, 2, 3, 5}) {
     for (const int uses : {1, 2}) {
       const auto results = run_sample([&](SampleBuilder& sample) {
         Builder& builder = sample.builder();
         const ValueId tokens = sample.integers("tokens", {count}, ids);
-        const ValueId d_out = sample.values("dy", {count, kHidden}, dy, {.differentiable = false});
-        const ValueId gradient = builder.metric("d_weight", DType::f64, {kVocabulary, kHidden});
+        const ValueId d_out = sample.values("dy", {count, hidden}, dy, {.differentiable = false});
+        const ValueId gradient = builder.metric("d_weight", DType::f64, {kVocabulary, hidden});
         for (int use = 0; use < uses; ++use) {
           const EmbeddingWeightGradientAttributes attributes{
               .vocabulary = kVocabulary, .padding_token = padding, .accumulate = use > 0};
@@ -31,11 +31,12 @@ TEST(Embedding, ThePaddingTokenGetsNoGradient) {
         }
         sample.result_without_gradient(gradient);
       });
-      std::vector<double> expected(kVocabulary * kHidden, 0.0);
+      const auto columns = static_cast<size_t>(hidden);
+      std::vector<double> expected(kVocabulary * columns, 0.0);
       for (size_t t = 0; t < ids.size(); ++t) {
         if (ids[t] == padding) continue;
-        for (size_t i = 0; i < kHidden; ++i) {
-          expected[static_cast<size_t>(ids[t]) * kHidden + i] += uses * dy[t * kHidden + i];
+        for (size_t i = 0; i < columns; ++i) {
+          expected[static_cast<size_t>(ids[t]) * columns + i] += uses * dy[t * columns + i];
         }
       }
       for (size_t i = 0; i < expected.size(); ++i) {
@@ -44,6 +45,14 @@ TEST(Embedding, ThePaddingTokenGetsNoGradient) {
       }
     }
   }
+}
+
+TEST(Embedding, ThePaddingTokenGetsNoGradient) {
+  check_padding(5);
+}
+
+TEST(Embedding, WideRowsAreSummedWhole) {
+  check_padding(2500);
 }
 
 }  // namespace

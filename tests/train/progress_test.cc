@@ -1,9 +1,13 @@
 // What a person reads while a run goes on.
 #include "train/progress.h"
 
+#include <cstdlib>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <regex>
 #include <sstream>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 namespace troupe {
 namespace {
@@ -72,6 +76,50 @@ TEST(Progress, ComparesWithThePlannedTimeWhereThereIsOne) {
   EXPECT_EQ(lines[0].find("planned"), std::string::npos) << lines[0];
   EXPECT_NE(lines[1].find("| 1.50x planned time |"), std::string::npos) << lines[1];
   EXPECT_EQ(lines[2].find("planned"), std::string::npos) << "in rounds: " << lines[2];
+}
+
+// What a terminal of that many columns gets of a step that stays.
+std::string on_terminal(unsigned short columns, const StepMetrics& metrics) {
+  const int screen = posix_openpt(O_RDWR | O_NOCTTY);
+  EXPECT_TRUE(screen >= 0 && grantpt(screen) == 0 && unlockpt(screen) == 0);
+  const int terminal = open(ptsname(screen), O_RDWR | O_NOCTTY);
+  const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+  EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+  const int errors = dup(STDERR_FILENO);
+  dup2(terminal, STDERR_FILENO);
+  Progress({.last_step = 1, .last_token = 100, .matmul_limit = 1e12})
+      .step(metrics, /*logged=*/true);
+  dup2(errors, STDERR_FILENO);
+  std::string text(4000, '\0');
+  text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(screen, text.data(), text.size()))));
+  for (const int each : {errors, terminal, screen}) close(each);
+  return text;
+}
+
+TEST(Progress, WhatMattersLeastIsLeftOutFirst) {
+  StepMetrics metrics = metrics_of(1, 0.5);
+  metrics.layers.resize(1);
+  metrics.step_time_s = metrics.planned_step_time_s = 1;
+  metrics.num_zeros = 3;
+  metrics.params_norm = 2;
+  std::vector<std::string> left = {"zeros",     "params norm", "perplexity", "lr",      "grad norm",
+                                   "imbalance", "planned",     "of limit",   "tokens/s"};
+  for (unsigned short columns = 250; columns >= 40; --columns) {
+    const std::string text = on_terminal(columns, metrics);
+    const std::string shown = text.substr(0, text.find_first_of("\r\n", text.find("step")));
+    while (!left.empty() && shown.find("| " + left.front()) == std::string::npos &&
+           shown.find(" " + left.front() + " |") == std::string::npos) {
+      left.erase(left.begin());
+    }
+    for (const std::string& part : left) {
+      EXPECT_NE(shown.find(part), std::string::npos) << columns << ": " << shown;
+    }
+    EXPECT_NE(shown.find("step 1/1 | loss 2.0000"), std::string::npos) << columns << ": " << shown;
+    EXPECT_NE(shown.find("done"), std::string::npos) << columns << ": " << shown;
+  }
+  EXPECT_EQ(left, std::vector<std::string>{});
+  metrics.rooms_lacked = 1;  // stays longer than all but the speed
+  EXPECT_NE(on_terminal(60, metrics).find("in rounds"), std::string::npos);
 }
 
 TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {

@@ -1,7 +1,11 @@
 // What a run says of its steps.
 #include "train/run_log.h"
 
+#include <fstream>
 #include <gtest/gtest.h>
+#include <sstream>
+
+#include "support/files.h"
 
 namespace troupe {
 namespace {
@@ -25,6 +29,31 @@ TEST(RunLog, WarnsOfLargeGradientsWhereThatIsAskedFor) {
     const std::string warning = ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(warning.find("--check-for-large-grads") != std::string::npos, asked) << warning;
   }
+}
+
+// Steps that are done again are there once: after a resume those above its step are dropped, and of
+// a run from the beginning also the evaluation of step 0.
+TEST(RunLog, KeepsOfAnEarlierRunWhatIsNotDoneAgain) {
+  const auto kept = [](int64_t step) {
+    const testing::TempFolder folder;
+    const std::string path = folder / "metrics.jsonl";
+    std::ofstream(path) << R"({"step":0,"val_loss":5})"
+                        << "\n"
+                        << R"({"step":1,"loss":4})"
+                        << "\n"
+                        << R"({"step":2,"loss":3})"
+                        << "\n";
+    RunLog log({}, /*leads=*/true);
+    RunHeader header;
+    header.step = step;
+    log.open(folder / "", header, "", {.quiet = true});
+    std::stringstream text;
+    text << std::ifstream(path).rdbuf();
+    const std::string lines = text.str();
+    return lines.substr(0, lines.find("{\"header\""));
+  };
+  EXPECT_EQ(kept(0), "");
+  EXPECT_EQ(kept(1), "{\"step\":0,\"val_loss\":5}\n{\"step\":1,\"loss\":4}\n");
 }
 
 }  // namespace
