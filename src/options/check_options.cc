@@ -78,8 +78,6 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("{} needs --load DIR, which is missing.", flag));
   };
   needs_load("--ckpt-step", options.ckpt_step.has_value());
-  needs_load("--no-load-optim", options.no_load_optim);
-  needs_load("--no-load-rng", options.no_load_rng);
   needs_load("--use-checkpoint-args", options.use_checkpoint_args);
   needs_load("--allow-changed-data", options.allow_changed_data);
   if (options.no_save) {

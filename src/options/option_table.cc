@@ -2314,13 +2314,13 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::no_load_optim,
      .group = kCheckpoints,
      .help = "--load: go on from the checkpoint's weights and position with a fresh optimizer, "
-             "whose learning-rate schedule begins anew.",
+             "whose learning-rate schedule begins anew. Changes nothing without --load.",
      .commands = kTrain},
     {.name = "no-load-rng",
      .member = &Options::no_load_rng,
      .group = kCheckpoints,
      .help = "--load: go on with --seed instead of the checkpoint's seed. The order of the data "
-             "depends on it, too.",
+             "depends on it, too. Changes nothing without --load.",
      .commands = kTrain},
     {.name = "use-checkpoint-args",
      .member = &Options::use_checkpoint_args,
