@@ -34,6 +34,11 @@ std::string join_parts(std::vector<Part> parts, size_t columns) {
   }
 }
 
+// Which of the two a processor gives says nothing.
+double without_sign_of_nan(double value) {
+  return std::isnan(value) ? std::abs(value) : value;
+}
+
 }  // namespace
 
 int64_t interval_of_lines(int64_t last_step, int64_t log_interval) {
@@ -46,6 +51,7 @@ int64_t interval_of_lines(int64_t last_step, int64_t log_interval) {
 }
 
 std::string loss_for_comparison(double nats, bool byte_tokens) {
+  nats = without_sign_of_nan(nats);
   return byte_tokens ? fmt::format("{:.3f} bits/byte", nats / std::numbers::ln2)
                      : fmt::format("perplexity {:.4g}", std::exp(nats));
 }
@@ -69,7 +75,7 @@ std::string Progress::describe(const StepMetrics& metrics) {
       {fmt::format("step {:>{}}/{}", metrics.step, std::to_string(options_.last_step).size(),
                    options_.last_step),
        0},
-      {fmt::format("loss {:.4f}", metrics.loss), 0},
+      {fmt::format("loss {:.4f}", without_sign_of_nan(metrics.loss)), 0},
       {loss_for_comparison(metrics.loss, options_.byte_tokens), 6},
       {fmt::format("lr {:.2e}", metrics.lr), 5},
       {fmt::format("grad norm {:.3f}", metrics.grad_norm), 4}};
@@ -137,7 +143,8 @@ void Progress::test(int64_t step, const EvaluationResult& result) {
 
 void Progress::evaluated(int64_t step, std::string_view what, const EvaluationResult& result) {
   line(fmt::format("step {:>{}}/{} | {} loss {:.4f} nats per token | {}{}", step,
-                   std::to_string(options_.last_step).size(), options_.last_step, what, result.loss,
+                   std::to_string(options_.last_step).size(), options_.last_step, what,
+                   without_sign_of_nan(result.loss),
                    loss_for_comparison(result.loss, options_.byte_tokens),
                    result.name.empty() ? "" : fmt::format(" on {}", result.name)));
 }

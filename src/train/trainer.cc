@@ -90,6 +90,7 @@ ExitStatus Trainer::run() {
   if ((votes & (kStop | kInterrupt)) == 0) test();
   if (!metrics_.layers.empty()) log_.say(expert_load_chart(metrics_, kDefaultColumns));
   const bool interrupted = (votes & kInterrupt) != 0;
+  if (!interrupted) fail_if_diverged();
   if (interrupted) {
     log_.say(saver_.is_off() ? "Interrupted. Nothing was saved, because of --no-save."
                              : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
@@ -304,6 +305,18 @@ void Trainer::stop_if_hopeless() const {
         "checkpoint with a lower --lr. {}",
         position_.skipped_in_row, metrics_.step, runner_.non_finite_gradients(), kept));
   }
+}
+
+void Trainer::fail_if_diverged() const {
+  if (position_.step < start_.last_step() || spec_.length.max_skipped_steps == 0 ||
+      position_.skipped_in_row == 0 || std::isfinite(metrics_.loss)) {
+    return;
+  }
+  throw_failed(
+      fmt::format("All steps are done, but the loss of the last one is {}, and the updates of the "
+                  "last {} were skipped: the run has diverged. Go on from an earlier checkpoint "
+                  "with a lower --lr. {}",
+                  std::abs(metrics_.loss), position_.skipped_in_row, saver_.kept()));
 }
 
 void Trainer::evaluate() {

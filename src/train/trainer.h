@@ -62,6 +62,8 @@ class Trainer {
   void warn_of_slow_steps();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless() const;
+  // `failed` when all steps are done and the loss of the last is not finite.
+  void fail_if_diverged() const;
   void note_skipped_step() const;
   void evaluate();
   void test();

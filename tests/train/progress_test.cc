@@ -36,6 +36,7 @@ TEST(IntervalOfLines, GivesAboutFiftyLines) {
 TEST(LossForComparison, IsInBitsOfAByteOrAPerplexity) {
   EXPECT_EQ(loss_for_comparison(0.6931471805599453, /*byte_tokens=*/true), "1.000 bits/byte");
   EXPECT_EQ(loss_for_comparison(0.0, /*byte_tokens=*/false), "perplexity 1");
+  EXPECT_EQ(loss_for_comparison(-std::nan(""), /*byte_tokens=*/true), "nan bits/byte");
 }
 
 StepMetrics metrics_of(int64_t step, double tflops) {

@@ -452,6 +452,15 @@ TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
   // The count goes on where it was.
   EXPECT_TRUE(refusal(run + Arguments{"--save", save, "--load", save})
                   .starts_with("The gradients of the last 3 steps, up to step 4, are"));
+  // Nor is a run a success that ends before there are so many.
+  const std::string short_run = save + "_short";
+  const std::string at_the_end = refusal({"--train-iters", "3", "--override-opt-param-scheduler",
+                                          "--load", save + "_nan", "--save", short_run});
+  EXPECT_TRUE(
+      at_the_end.starts_with("All steps are done, but the loss of the last one is nan, and "
+                             "the updates of the last 2 were skipped"))
+      << at_the_end;
+  EXPECT_TRUE(at_the_end.ends_with("The checkpoint of step 3 is kept.")) << at_the_end;
   const std::string on = save + "_on";
   EXPECT_EQ(
       train({"--train-iters", "20", "--exit-after-step", "8", "--max-skipped-steps", "0",
