@@ -35,7 +35,7 @@ limit_s=1800 # of a process: far more than it takes, so that none hangs forever
 status=0
 JOBS=$jobs bash scripts/run_programs.sh "$limit_s" "${programs[@]}" 2>&1 | tee "$results" || status=1
 # These wait much of their time: one more than there are cores.
-ctest --preset "$preset" -R '_test\.(sh|py)$|^processes/' -j "$((jobs + (jobs > 1)))" |
+ctest --preset "$preset" -R '_test\.(sh|py)(/|$)|^processes/' -j "$((jobs + (jobs > 1)))" |
   tee -a "$results" || status=1
 
 grep -h '^SKIPPED ' "$folder"/Testing/Temporary/LastTest.log || true
