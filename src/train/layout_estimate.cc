@@ -203,8 +203,6 @@ UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
   options.pipeline_model_parallel_layout.clear();
   options.decoder_first_pipeline_num_layers.reset();
   options.decoder_last_pipeline_num_layers.reset();
-  options.account_for_embedding_in_pipeline_split = false;
-  options.account_for_loss_in_pipeline_split = false;
   options.microbatch_group_size_per_virtual_pipeline_stage.reset();
   options.pipeline_schedule = PipelineSchedule::one_f_one_b;
   options.rampup_batch_size.clear();
