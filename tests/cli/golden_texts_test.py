@@ -167,7 +167,8 @@ class GoldenTexts(unittest.TestCase):
 
     def test_reports(self):
         folders = []
-        for name, loss in (("first", 5.5), ("second", 5.25)):
+        long_name = " ".join(["a run whose folder's name takes more than one line"] * 2)
+        for name, loss in (("first", 5.5), (long_name, 5.25)):
             folders.append(HERE.folder / name)
             folders[-1].mkdir()
             (folders[-1] / "metrics.jsonl").write_text(

@@ -22,7 +22,9 @@ STEP = ["--model", "mixtral-tiny", "--seq-length", 32, "--micro-batch-size", 1,
 # Flags, and by how much the time may be off: a CPU's memory plan takes no heed of queues, so that
 # operations may wait for those of others that use their memory.
 LAYOUTS = {"one": ([], 1e-9), "pipeline": (["--pipeline-model-parallel-size", 2], 1e-9),
-           "experts": (["--expert-model-parallel-size", 2], 0.1)}
+           "experts": (["--expert-model-parallel-size", 2], 0.1),
+           "overlap": (["--expert-model-parallel-size", 2, "--use-megatron-fsdp",
+                        "--overlap-param-gather", "--overlap-grad-reduce"], 0.1)}
 
 
 class PlannedTime(unittest.TestCase):

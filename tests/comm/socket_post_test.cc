@@ -433,20 +433,26 @@ TEST(SocketPost, CompletesWhatComesInSingleBytes) {
 // A head of which the beginning fills the buffer that is read into, and the rest comes later.
 TEST(SocketPost, KeepsTheBeginningOfAHead) {
   constexpr size_t kSmallBuffer = 64;
-  const PostAndWire sender = post_on_wire(0);
-  sender.post->send_message(1, std::string(kSmallBuffer - 16 - 8, 'a'));
-  sender.post->send_message(1, "second");
-  std::string bytes(1000, '\0');
-  const ssize_t count = read(sender.wire.descriptor(), bytes.data(), bytes.size());
-  ASSERT_EQ(count, static_cast<ssize_t>(kSmallBuffer + 8 + 6));
-  const PostAndWire receiver = post_on_wire(1, kSmallBuffer);
-  ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data(), kSmallBuffer), 64);
-  EXPECT_EQ(receiver.post->next_message()->bytes.size(), kSmallBuffer - 16 - 8);
-  EXPECT_FALSE(receiver.post->next_message());
-  ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data() + kSmallBuffer, 8 + 6), 14);
-  const std::optional<Post::Message> second = receiver.post->next_message();
-  ASSERT_TRUE(second);
-  EXPECT_EQ(second->bytes, "second");
+  constexpr size_t kHead = 16;
+  for (size_t begun = 1; begun < kHead; ++begun) {
+    const std::string first(kSmallBuffer - kHead - begun, 'a');
+    const PostAndWire sender = post_on_wire(0);
+    sender.post->send_message(1, first);
+    sender.post->send_message(1, "second");
+    std::string bytes(1000, '\0');
+    const ssize_t count = read(sender.wire.descriptor(), bytes.data(), bytes.size());
+    const size_t rest = kHead - begun + 6;
+    ASSERT_EQ(count, static_cast<ssize_t>(kSmallBuffer + rest));
+    const PostAndWire receiver = post_on_wire(1, kSmallBuffer);
+    ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data(), kSmallBuffer), 64);
+    EXPECT_EQ(receiver.post->next_message()->bytes, first);
+    EXPECT_FALSE(receiver.post->next_message());
+    ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data() + kSmallBuffer, rest),
+              static_cast<ssize_t>(rest));
+    const std::optional<Post::Message> second = receiver.post->next_message();
+    ASSERT_TRUE(second) << begun;
+    EXPECT_EQ(second->bytes, "second") << begun;
+  }
 }
 
 // What no rank sends ends the connection with a message, whatever it is.

@@ -116,6 +116,29 @@ void add_mxfp4(const std::string& name, int64_t experts, int64_t rows, int64_t c
   plain.push_back(stored(name, FileDType::f32, {experts, columns, rows}, values));
 }
 
+// Any part of the values is what it is in the whole, and nothing beside it is written.
+TEST(DequantiseMxfp4, GivesAnyPart) {
+  constexpr int64_t kValues = 96;
+  Draws draws;
+  std::vector<std::byte> codes(kValues / 2);
+  for (std::byte& code : codes) code = static_cast<std::byte>(draws.below(256));
+  std::vector<std::byte> scales(kValues / 32);
+  for (std::byte& scale : scales) scale = static_cast<std::byte>(120 + draws.below(10));
+  std::vector<float> whole(kValues);
+  dequantise_mxfp4(codes.data(), scales.data(), 0, kValues, whole.data());
+  for (int64_t first = 0; first < kValues; first += 5) {
+    for (int64_t count = 0; first + count <= kValues; count += 7) {
+      std::vector<float> part(kValues + 64, -1000.0F);
+      dequantise_mxfp4(codes.data(), scales.data(), first, count, part.data());
+      for (int64_t i = 0; i < std::ssize(part); ++i) {
+        ASSERT_EQ(part[static_cast<size_t>(i)],
+                  i < count ? whole[static_cast<size_t>(first + i)] : -1000.0F)
+            << first << " " << count << " " << i;
+      }
+    }
+  }
+}
+
 // A family's fixture in sizes that are no multiples of a block, with random weights.
 struct Model {
   explicit Model(HfQuantization kind) {

@@ -208,6 +208,58 @@ TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
   EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 10e12, 1e9);
 }
 
+// Of four ranks, the second has begun 3 forwards of its 6 layers.
+TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheRankThatHasMost) {
+  use({"--num-layers", "9"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutEstimator estimator(space, config_, cluster_);
+  UnitCosts costs;
+  costs.layer_bytes = 1e12;
+  costs.rest_bytes = 5e12;
+  LayoutChoice choice;
+  choice.pp = 4;
+  choice.stages = "Et|t*6|t|tL";
+  EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), (3 * 6 + 5) * 1e12, 1e9);
+}
+
+// Whatever a pipeline's stages count, a layer's costs are those of one stage.
+TEST_F(LayoutSearchTest, CostsOfALayerDoNotDependOnThePipeline) {
+  use({});
+  LayoutChoice choice;
+  const auto measured = [&] {
+    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    return LayoutEstimator(space, config_, cluster_).measure(choice);
+  };
+  const UnitCosts one = measured();
+  choice.pp = 2;
+  options_.account_for_embedding_in_pipeline_split = true;
+  options_.account_for_loss_in_pipeline_split = true;
+  const UnitCosts stages = measured();
+  EXPECT_EQ(one.layer, stages.layer);
+  EXPECT_EQ(one.head, stages.head);
+  EXPECT_EQ(one.layer_bytes, stages.layer_bytes);
+  EXPECT_EQ(one.rest_bytes, stages.rest_bytes);
+  EXPECT_GT(one.layer, 0);
+  EXPECT_GT(one.head, 0);
+  EXPECT_GT(one.update_of_layer, 0);
+  EXPECT_GT(one.layer_bytes, 0);
+}
+
+TEST_F(LayoutSearchTest, TheLeastStateIsThatOfAllParameters) {
+  use({});
+  const auto parameters = static_cast<double>(Model(config_).parameter_count());
+  for (const bool bf16 : {false, true}) {
+    options_.compute_dtype = bf16 ? DType::bf16 : DType::f32;
+    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutEstimator estimator(space, config_, cluster_);
+    LayoutChoice choice;
+    EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice), parameters * (bf16 ? 4 : 8));
+    choice.sharding = ShardingChoice::all;
+    EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice),
+                     parameters * (bf16 ? 4 : 8) / options_.ranks);
+  }
+}
+
 TEST_F(LayoutSearchTest, ATrialFitsByTheBytesOfItsRoom) {
   use({"--expert-model-parallel-size", "8", "--micro-batch-size", "1"});
   LayoutTrial trial;

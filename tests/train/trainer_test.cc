@@ -452,7 +452,7 @@ TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
   // The count goes on where it was.
   EXPECT_TRUE(refusal(run + Arguments{"--save", save, "--load", save})
                   .starts_with("The gradients of the last 3 steps, up to step 4, are"));
-  // Nor is a run a success that ends before there are so many.
+  // Nor is a run a success that ends before there are three.
   const std::string short_run = save + "_short";
   const std::string at_the_end = refusal({"--train-iters", "3", "--override-opt-param-scheduler",
                                           "--load", save + "_nan", "--save", short_run});
