@@ -13,7 +13,7 @@ it allows. Left out are lines that guard against our own mistakes (TROUPE_CHECK)
 constants, or make samples for tests; look through the list afterwards for faults that change nothing
 that can be seen, and leave them out before the first try (--without).
 
-Usage: plant.py FOLDER [--seed N] [--count N] [--without NUMBER,...]
+Usage: plant.py FOLDER [--seed N] [--count N] [--without NUMBER,...] [--within src/ROOM,...]
 Writes the copy to FOLDER, and FOLDER/faults.tsv: number, file:line, the old text, the new one. Needs
 libclang (Debian: python3-clang) and build/compile_commands.json (scripts/build.sh release configure).
 """
@@ -154,6 +154,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--without", default="")
+    parser.add_argument("--within", default="src")
     arguments = parser.parse_args()
     if arguments.folder.exists():
         parser.error(f"{arguments.folder}: is there already")
@@ -164,7 +165,8 @@ def main():
     folder = arguments.folder.absolute()
     copy_project(folder)
     draw = random.Random(arguments.seed)
-    files = sorted(set(folder.glob("src/**/*.cc")) - set(folder.glob("src/**/cuda/**/*.cc")))
+    files = sorted({file for part in arguments.within.split(",") for file in folder.glob(f"{part}/**/*.cc")} -
+                   set(folder.glob("src/**/cuda/**/*.cc")))
     places = [(file, line) for file in files
               for line, text in enumerate(file.read_text().split("\n"), 1)
               if text.strip() and not text.strip().startswith("//")]

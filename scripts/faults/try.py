@@ -6,7 +6,7 @@ First every test runs without a fault, by itself, to learn which faults it reach
 takes, which FOLDER/reached.json keeps; tests that fail then are left out and named. Then, for each
 fault, the tests that reach it run until one fails or takes too long, those that took least time first.
 
-Usage: try.py FOLDER [--jobs N] [--seconds N] [--only NUMBER,...] [--learn]
+Usage: try.py FOLDER [--jobs N] [--seconds N] [--only NUMBER,...] [--tests REGEX] [--learn]
   FOLDER: where plant.py wrote, built (scripts/build.sh release all -DTROUPE_WERROR=OFF: of some
   faults the compiler says that they change nothing). --seconds: what one fault may take, which then
   counts as not noticed: read on which test, since it may hang.
@@ -127,6 +127,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--only", default="")
+    parser.add_argument("--tests", default="", help="a regular expression: only tests with such names")
     parser.add_argument("--learn", action="store_true", help="end after the run without a fault")
     arguments = parser.parse_args()
     if not (arguments.folder / "faults.tsv").exists() or not (arguments.folder / "build").exists():
@@ -135,7 +136,7 @@ def main():
     only = {each for each in arguments.only.split(",") if each}
     faults = {int(row[0]): row for row in rows if not only or row[0] in only}
 
-    listing = subprocess.run(["ctest", "--show-only=json-v1", "-LE", "gpu"], check=True,
+    listing = subprocess.run(["ctest", "--show-only=json-v1", "-LE", "gpu", "-R", arguments.tests], check=True,
                              cwd=arguments.folder / "build", capture_output=True)
     tests = [Test(each) for each in json.loads(listing.stdout)["tests"]]
     tests = [test for test in tests if test.command]

@@ -33,6 +33,17 @@ class BenchRanks(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         return result
 
+    def test_inputs_of_every_kind_are_written(self):
+        # Tokens of later depths and documents beyond their range would end the step.
+        for flags in (["--mtp-num-layers", 2, "--reset-attention-mask"],
+                      ["--compute-dtype", "fp64", "--moe-router-ignore-padding"],
+                      ["--bf16", "--reset-position-ids", "--eod-mask-loss", "--mtp-num-layers", 1]):
+            with self.subTest(flags=flags):
+                found = json.loads(self.bench(*flags, "--json").stdout)
+                self.assertAlmostEqual(
+                    found["matmul_limit_share"],
+                    1e12 * found["tflops_per_gpu"] / found["matmul_limit_flops_per_s"], places=9)
+
     def test_bench_in_layouts(self):
         shape = ["--model", HERE.folder / "config.json", "--seq-length", 16]
         layouts = {
