@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""`troupe verify` with references that are damaged: one message that names the file and what is wrong
+in it, and status 1; for numbers that another model would compute, status 1 with the largest difference.
+
+Usage: damaged_references_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import shutil
+import struct
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, run
+
+
+def read_tensors(path):
+    """Of a safetensors file, by name: its entry, and its bytes."""
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {name: (entry, content[8 + size + entry["data_offsets"][0]:
+                                  8 + size + entry["data_offsets"][1]])
+            for name, entry in header.items()}
+
+
+def write_tensors(path, tensors):
+    header, data = {}, b""
+    for name, (entry, content) in tensors.items():
+        header[name] = entry | {"data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class DamagedReferences(unittest.TestCase):
+    def setUp(self):
+        self.folder = HERE.folder / self.id()
+        shutil.copytree(HERE.source / "tests/fixtures/hf/mixtral", self.folder)
+        self.reference = self.folder / "reference.safetensors"
+
+    def verify(self, *flags):
+        return run("verify", self.folder, "--compute-dtype", "fp64", "--threads", 1, *flags)
+
+    def expect(self, *parts, flags=(), status=1):
+        done = self.verify(*flags)
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertEqual(done.stderr.count("troupe: "), 1, done.stderr)
+        for part in parts:
+            self.assertIn(part, done.stderr)
+
+    def change(self, name, change):
+        tensors = read_tensors(self.reference)
+        changed = change(*tensors.pop(name))
+        if changed is not None:
+            tensors[name] = changed
+        write_tensors(self.reference, tensors)
+
+    def test_an_undamaged_copy_passes(self):
+        write_tensors(self.reference, read_tensors(self.reference))
+        done = self.verify()
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_tensors_that_are_missing(self):
+        for name, what in (("logits", "the tensor logits is missing"),
+                           ("labels", "the tensor labels is missing"),
+                           ("input_ids", "input_ids of shape [batch, sequence] is missing")):
+            shutil.copy(HERE.source / "tests/fixtures/hf/mixtral/reference.safetensors",
+                        self.reference)
+            self.change(name, lambda entry, content: None)
+            self.expect("reference.safetensors", what)
+
+    def test_a_tensor_of_another_shape(self):
+        def flat(entry, content):
+            batch, sequence = entry["shape"]
+            return entry | {"shape": [sequence, batch]}, content
+
+        self.change("labels", flat)
+        self.expect("the tensor labels has the shape [", "], expected [")
+
+    def test_input_ids_of_one_dimension(self):
+        self.change("input_ids", lambda entry, content: (
+            entry | {"shape": [entry["shape"][0] * entry["shape"][1]]}, content))
+        self.expect("input_ids of shape [batch, sequence] is missing")
+
+    def test_tokens_outside_the_vocabulary(self):
+        vocabulary = json.loads((self.folder / "config.json").read_text())["vocab_size"]
+        for name, ids in (("input_ids", (-1, vocabulary)), ("labels", (vocabulary,))):
+            for token in ids:
+                shutil.copy(HERE.source / "tests/fixtures/hf/mixtral/reference.safetensors",
+                            self.reference)
+
+                def put(entry, content, token=token):
+                    width = len(content) // (entry["shape"][0] * entry["shape"][1])
+                    return entry, token.to_bytes(width, "little", signed=True) + content[width:]
+
+                self.change(name, put)
+                self.expect("a token id lies outside the vocabulary")
+
+    def test_numbers_that_are_missing_or_none(self):
+        path = self.folder / "reference.json"
+        document = json.loads(path.read_text())
+        for changed in ({key: value for key, value in document.items() if key != "loss"},
+                        document | {"loss": "1.5"},
+                        document | {"adamw": document["adamw"] | {"betas": [0.9]}}):
+            path.write_text(json.dumps(changed))
+            self.expect("reference.json: ")
+        path.write_text(json.dumps(document)[:-5])
+        self.expect("reference.json")
+
+    def test_other_numbers_fail(self):
+        path = self.folder / "reference.json"
+        document = json.loads(path.read_text())
+        for changed in (document | {"loss": document["loss"] + 1e-3},
+                        document | {"grad_norm": document["grad_norm"] * 1.01},
+                        document | {"adamw": document["adamw"] | {"lr": 1e-2}}):
+            path.write_text(json.dumps(changed))
+            done = self.verify()
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            self.assertIn("FAIL", done.stdout.upper())
+
+    def test_ranks_whose_labels_count_otherwise(self):
+        def mask_first(entry, content):
+            width = len(content) // (entry["shape"][0] * entry["shape"][1])
+            return entry, (-100).to_bytes(width, "little", signed=True) + content[width:]
+
+        self.change("labels", mask_first)
+        self.expect("have different numbers of counted labels", "Use --ranks 1.",
+                    flags=("--ranks", 2), status=2)
+
+
+if __name__ == "__main__":
+    main()
