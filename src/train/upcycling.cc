@@ -265,11 +265,10 @@ ModelConfig dense_model_of(const ModelConfig& config, int32_t granularity) {
   const int64_t width = int64_t{config.moe_ffn_hidden_size} * granularity;
   const bool has_dense_layers = config.moe_layer_count() < config.num_layers;
   if (has_dense_layers && config.ffn_hidden_size != width) {
-    refuse(fmt::format(
-        "the dense network has an inner size of {}, and {} parts of --moe-ffn-hidden-size {} make "
-        "{}. Give --moe-ffn-hidden-size {}/{}.",
-        config.ffn_hidden_size, granularity, config.moe_ffn_hidden_size, width,
-        config.ffn_hidden_size, granularity));
+    refuse(
+        fmt::format("the dense network has an inner size of {}, and --moe-ffn-hidden-size {} times "
+                    "--moe-upcycling-granularity {} is {}. They must be the same.",
+                    config.ffn_hidden_size, config.moe_ffn_hidden_size, granularity, width));
   }
   if (config.mtp_num_layers > 0) {
     refuse(

@@ -64,6 +64,9 @@ PLANS = {
     "--expert-model-parallel-size 8 --moe-token-dispatcher-type flex --fp8-format e4m3 "
     "--fp8-recipe blockwise --fp8-modules all --expert-load dirichlet:1 --seq-length 2048",
     "does_not_fit": "--gpus 2xh100 --bf16 --model qwen3-30b-a3b --expert-model-parallel-size 2",
+    "remedies": "--gpus 8xh100 --bf16 --optimizer muon --micro-batch-size 4 --model qwen3-30b-a3b "
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 4 "
+    "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall",
     "ranks": "--ranks 4 --model olmoe-tiny --seq-length 128 --expert-model-parallel-size 4 --threads 1 "
     "--moe-expert-rank-capacity-factor 1.5 --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",

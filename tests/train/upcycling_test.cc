@@ -302,7 +302,8 @@ TEST(Upcycling, RefusesWhatHasNoDenseModel) {
                                config.moe_ffn_hidden_size = 40;
                                config.moe_layers[0] = false;
                              }}),
-                "inner size of 72, and 1 parts of --moe-ffn-hidden-size 40 make 40");
+                "inner size of 72, and --moe-ffn-hidden-size 40 times --moe-upcycling-granularity "
+                "1 is 40");
   expect_phrase(refusal({.fixture = "mixtral",
                          .change = [](ModelConfig& config) { config.moe_ffn_hidden_size = 40; }}),
                 "mixtral has experts already");
