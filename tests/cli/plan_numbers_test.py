@@ -74,6 +74,10 @@ PLANS = [
      "--sequence-parallel --expert-tensor-parallel-size 1 --expert-model-parallel-size 16 "
      "--moe-token-dispatcher-type alltoall --moe-expert-rank-capacity-factor 2 "
      "--distributed-timeout-minutes 5 --calculate-per-token-loss --grad-reduce-in-bf16"),
+    ("2xh100", "--model mixtral-tiny --num-layers 3 --seq-length 512 --micro-batch-size 2 "
+     "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+     "--moe-expert-rank-capacity-factor 1.25 --fine-grained-activation-offloading "
+     "--offload-modules attn_norm qkv_linear"),
     ("4xh100", "--model olmoe-1b-7b --num-layers 4 --optimizer muon "
      "--expert-model-parallel-size 4 --expert-load dirichlet:2 --seq-length 1024"),
 ]

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <regex>
 #include <sstream>
 #include <sys/ioctl.h>
@@ -80,7 +81,7 @@ TEST(Progress, ComparesWithThePlannedTimeWhereThereIsOne) {
 }
 
 // What a terminal of that many columns gets of a step that stays.
-std::string on_terminal(unsigned short columns, const StepMetrics& metrics) {
+std::string on_terminal(unsigned short columns, const StepMetrics& metrics, int64_t last_step = 1) {
   const int screen = posix_openpt(O_RDWR | O_NOCTTY);
   EXPECT_TRUE(screen >= 0 && grantpt(screen) == 0 && unlockpt(screen) == 0);
   const int terminal = open(ptsname(screen), O_RDWR | O_NOCTTY);
@@ -88,7 +89,7 @@ std::string on_terminal(unsigned short columns, const StepMetrics& metrics) {
   EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
   const int errors = dup(STDERR_FILENO);
   dup2(terminal, STDERR_FILENO);
-  Progress({.last_step = 1, .last_token = 100, .matmul_limit = 1e12})
+  Progress({.last_step = last_step, .last_token = 100 * last_step, .matmul_limit = 1e12})
       .step(metrics, /*logged=*/true);
   dup2(errors, STDERR_FILENO);
   std::string text(4000, '\0');
@@ -122,6 +123,25 @@ TEST(Progress, WhatMattersLeastIsLeftOutFirst) {
   EXPECT_EQ(left, std::vector<std::string>{});
   metrics.rooms_lacked = 1;  // stays longer than all but the speed
   EXPECT_NE(on_terminal(60, metrics).find("in rounds"), std::string::npos);
+}
+
+TEST(Progress, AStepThatDoesNotStayIsTheLiveLine) {
+  // Of 1,000 steps every twentieth stays.
+  const std::string live = on_terminal(80, metrics_of(3, 0.5), 1000);
+  EXPECT_NE(live.find("step    3/1000 | loss 2.0000"), std::string::npos) << live;
+  const std::string stays = on_terminal(80, metrics_of(20, 0.5), 1000);
+  EXPECT_NE(stays.find("step   20/1000 | loss 2.0000"), std::string::npos) << stays;
+}
+
+TEST(Progress, SaysWhyAnUpdateWasSkipped) {
+  StepMetrics metrics = metrics_of(3, 0.5);
+  metrics.skipped = true;
+  metrics.grad_norm = 100;
+  EXPECT_NE(on_terminal(120, metrics, 1000).find("update skipped: gradients too large"),
+            std::string::npos);
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  EXPECT_NE(on_terminal(120, metrics, 1000).find("update skipped: gradients not finite"),
+            std::string::npos);
 }
 
 TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
