@@ -62,6 +62,18 @@ class DataSets(unittest.TestCase):
         self.assertRegex(done.stderr, r"code: 18 documents, .* tokens; 25.00 % of the samples")
         self.assertIn("Validation data: 2 samples for each evaluation", done.stderr)
 
+    def test_the_result_has_the_loss_of_each_set(self):
+        sets = ("--train-data-path", HERE.folder / "books", "--multiple-validation-sets",
+                "--valid-data-path", f"books={HERE.folder / 'books'}",
+                f"code={HERE.folder / 'code'}")
+        done = self.train(2, "--eval-interval", 2, "--eval-iters", 1, "--json", *sets, data=())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertEqual([name for name in result if name.startswith("val_loss")],
+                         ["val_loss", "val_loss/books", "val_loss/code"])
+        self.assertEqual(result["val_loss"], result["val_loss/books"])
+        self.assertNotEqual(result["val_loss"], result["val_loss/code"])
+
     def test_a_run_says_what_a_step_is(self):
         done = self.train(2, "--global-batch-size", 12, "--micro-batch-size", 2)
         self.assertEqual(done.returncode, 0, done.stderr)

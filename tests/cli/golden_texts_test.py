@@ -76,6 +76,8 @@ SEARCHES = {
     "small": "--gpus 16xh100 --model mixtral-tiny --seq-length 512 --global-batch-size 32",
     "large": "--gpus 64xh200 --model qwen3-30b-a3b --num-layers 8 --global-batch-size 256 "
     "--search-top 5",
+    "short_steps": "--gpus 2xh100 --model mixtral-tiny --seq-length 64 --micro-batch-size 1 "
+    "--global-batch-size 32",
     "eight_bits": "--gpus 8xh100 --model olmoe-1b-7b --num-layers 4 --global-batch-size 64 "
     "--fp8-format hybrid --fp8-recipe tensorwise",
 }
