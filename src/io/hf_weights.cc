@@ -412,7 +412,11 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                      const StateStorage& storage, const WorkReport& report) {
   ModelConfig named = config;
   const std::string config_path = join_path(folder, "config.json");
-  named.hf_architecture = read_hf_config(config_path).hf_architecture;
+  const ModelConfig of_folder = read_hf_config(config_path);
+  named.hf_architecture = of_folder.hf_architecture;
+  // A model that gets its first expert biases here begins with zeros.
+  named.moe_router_enable_expert_bias =
+      config.moe_router_enable_expert_bias && of_folder.moe_router_enable_expert_bias;
   const int32_t prediction_layers = hf_prediction_layers(config_path);
   if (config.own_mtp_layers() > prediction_layers) {
     throw_bad_request(

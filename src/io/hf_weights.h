@@ -41,7 +41,8 @@ DType hf_folder_dtype(const std::string& folder);
 
 // Reads a folder into the parameters (and fp32 master weights, where there are any), or into the
 // slices of them that the state declares: other bytes of the folder are not read. The names are
-// those of the folder's own architecture (config.json), whatever the configuration's is. Values
+// those of the folder's own architecture (config.json), whatever the configuration's is; expert
+// biases that its model does not have stay as they are. Values
 // that are not finite there are refused (exit status 1) with the tensor's name. `report` is in
 // bytes of the folder, those that belong to other ranks included.
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,

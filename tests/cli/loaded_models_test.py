@@ -201,6 +201,12 @@ class LoadedModels(unittest.TestCase):
         self.assertIn(f"Weights from {hf}.", done.stderr)
         self.done(train(self.out / "weights", "--load", self.out / "weights", model=hf))
 
+    def test_a_folder_without_expert_biases_gives_them_none(self):
+        hf = HERE.folder / "hf"
+        self.done(train(self.out / "biased", "--pretrained-checkpoint", hf, "--exit-after-step", 1,
+                        "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias",
+                        model=hf))
+
     # ---- Weights that are not finite ----
 
     def use(self, runs):
