@@ -165,8 +165,8 @@ def main():
     folder = arguments.folder.absolute()
     copy_project(folder)
     draw = random.Random(arguments.seed)
-    files = sorted({file for part in arguments.within.split(",") for file in folder.glob(f"{part}/**/*.cc")} -
-                   set(folder.glob("src/**/cuda/**/*.cc")))
+    files = {file for part in arguments.within.split(",") for file in folder.glob(f"{part}/**/*.cc")}
+    files = sorted(files - set(folder.glob("src/**/cuda/**/*.cc")))
     places = [(file, line) for file in files
               for line, text in enumerate(file.read_text().split("\n"), 1)
               if text.strip() and not text.strip().startswith("//")]

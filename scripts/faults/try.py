@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--only", default="")
-    parser.add_argument("--tests", default="", help="a regular expression: only tests with such names")
+    parser.add_argument("--tests", default=".", help="a regular expression: only tests with such names")
     parser.add_argument("--learn", action="store_true", help="end after the run without a fault")
     arguments = parser.parse_args()
     if not (arguments.folder / "faults.tsv").exists() or not (arguments.folder / "build").exists():
@@ -136,8 +136,8 @@ def main():
     only = {each for each in arguments.only.split(",") if each}
     faults = {int(row[0]): row for row in rows if not only or row[0] in only}
 
-    listing = subprocess.run(["ctest", "--show-only=json-v1", "-LE", "gpu", "-R", arguments.tests], check=True,
-                             cwd=arguments.folder / "build", capture_output=True)
+    listing = subprocess.run(["ctest", "--show-only=json-v1", "-LE", "gpu", "-R", arguments.tests],
+                             check=True, cwd=arguments.folder / "build", capture_output=True)
     tests = [Test(each) for each in json.loads(listing.stdout)["tests"]]
     tests = [test for test in tests if test.command]
     kept = arguments.folder / "reached.json"
