@@ -6,40 +6,32 @@ Usage: damaged_references_test.py TROUPE SOURCE_FOLDER
 """
 
 import json
+import math
 import pathlib
 import shutil
-import struct
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from program_runs import HERE, main, run
+from safetensors_files import read_tensors, write_tensors
 
 
-def read_tensors(path):
-    """Of a safetensors file, by name: its entry, and its bytes."""
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8 : 8 + size])
-    header.pop("__metadata__", None)
-    return {name: (entry, content[8 + size + entry["data_offsets"][0]:
-                                  8 + size + entry["data_offsets"][1]])
-            for name, entry in header.items()}
+FIXTURE = "tests/fixtures/hf/mixtral"
 
 
-def write_tensors(path, tensors):
-    header, data = {}, b""
-    for name, (entry, content) in tensors.items():
-        header[name] = entry | {"data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+def with_first(number):
+    """A tensor whose first integer is that number."""
+    def change(dtype, shape, contents):
+        width = len(contents) // math.prod(shape)
+        return dtype, shape, number.to_bytes(width, "little", signed=True) + contents[width:]
+    return change
 
 
 class DamagedReferences(unittest.TestCase):
     def setUp(self):
         self.folder = HERE.folder / self.id()
-        shutil.copytree(HERE.source / "tests/fixtures/hf/mixtral", self.folder)
+        shutil.copytree(HERE.source / FIXTURE, self.folder)
         self.reference = self.folder / "reference.safetensors"
 
     def verify(self, *flags):
@@ -53,7 +45,8 @@ class DamagedReferences(unittest.TestCase):
             self.assertIn(part, done.stderr)
 
     def change(self, name, change):
-        tensors = read_tensors(self.reference)
+        """Of the undamaged file."""
+        tensors = read_tensors(HERE.source / FIXTURE / "reference.safetensors")
         changed = change(*tensors.pop(name))
         if changed is not None:
             tensors[name] = changed
@@ -68,36 +61,22 @@ class DamagedReferences(unittest.TestCase):
         for name, what in (("logits", "the tensor logits is missing"),
                            ("labels", "the tensor labels is missing"),
                            ("input_ids", "input_ids of shape [batch, sequence] is missing")):
-            shutil.copy(HERE.source / "tests/fixtures/hf/mixtral/reference.safetensors",
-                        self.reference)
-            self.change(name, lambda entry, content: None)
+            self.change(name, lambda *tensor: None)
             self.expect("reference.safetensors", what)
 
     def test_a_tensor_of_another_shape(self):
-        def flat(entry, content):
-            batch, sequence = entry["shape"]
-            return entry | {"shape": [sequence, batch]}, content
-
-        self.change("labels", flat)
+        self.change("labels", lambda dtype, shape, contents: (dtype, shape[::-1], contents))
         self.expect("the tensor labels has the shape [", "], expected [")
 
     def test_input_ids_of_one_dimension(self):
-        self.change("input_ids", lambda entry, content: (
-            entry | {"shape": [entry["shape"][0] * entry["shape"][1]]}, content))
+        self.change("input_ids", lambda dtype, shape, contents: (dtype, [math.prod(shape)], contents))
         self.expect("input_ids of shape [batch, sequence] is missing")
 
     def test_tokens_outside_the_vocabulary(self):
         vocabulary = json.loads((self.folder / "config.json").read_text())["vocab_size"]
         for name, ids in (("input_ids", (-1, vocabulary)), ("labels", (vocabulary,))):
             for token in ids:
-                shutil.copy(HERE.source / "tests/fixtures/hf/mixtral/reference.safetensors",
-                            self.reference)
-
-                def put(entry, content, token=token):
-                    width = len(content) // (entry["shape"][0] * entry["shape"][1])
-                    return entry, token.to_bytes(width, "little", signed=True) + content[width:]
-
-                self.change(name, put)
+                self.change(name, with_first(token))
                 self.expect("a token id lies outside the vocabulary")
 
     def test_numbers_that_are_missing_or_none(self):
@@ -123,11 +102,7 @@ class DamagedReferences(unittest.TestCase):
             self.assertIn("FAIL", done.stdout.upper())
 
     def test_ranks_whose_labels_count_otherwise(self):
-        def mask_first(entry, content):
-            width = len(content) // (entry["shape"][0] * entry["shape"][1])
-            return entry, (-100).to_bytes(width, "little", signed=True) + content[width:]
-
-        self.change("labels", mask_first)
+        self.change("labels", with_first(-100))
         self.expect("have different numbers of counted labels", "Use --ranks 1.",
                     flags=("--ranks", 2), status=2)
 

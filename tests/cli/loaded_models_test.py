@@ -15,6 +15,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from program_runs import CONFIG, HERE, main, run, write_config, write_corpus
+from safetensors_files import read_tensors, write_tensors
 
 QUICK = ("--threads", 1)
 
@@ -23,28 +24,6 @@ def train(save, *flags, model=None, steps=2):
     return run("train", "--model", model or HERE.folder / "config.json", "--data-path",
                HERE.folder / "corpus", "--seq-length", 32, "--lr", "1e-3", "--train-iters", steps,
                "--global-batch-size", 2, "--split", "1,1,0", "--save", save, *QUICK, *flags)
-
-
-def tensors_of(path):
-    """Of one safetensors file: name to (dtype, shape, bytes)."""
-    contents = path.read_bytes()
-    length = struct.unpack("<Q", contents[:8])[0]
-    header = json.loads(contents[8:8 + length])
-    header.pop("__metadata__", None)
-    return {name: (entry["dtype"], entry["shape"],
-                   contents[8 + length:][slice(*entry["data_offsets"])])
-            for name, entry in header.items()}
-
-
-def write_tensors(path, tensors):
-    header, offset, data = {}, 0, b""
-    for name, (dtype, shape, contents) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape,
-                        "data_offsets": [offset, offset + len(contents)]}
-        offset += len(contents)
-        data += contents
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def floats(contents):
@@ -80,7 +59,7 @@ class QuantisedFolders(unittest.TestCase):
     def test_a_quantised_folder_comes_back_and_trains(self):
         first = self.convert(HERE.folder / "hf", "fp8", "--dtype", "fp8-block")
         self.assertEqual(self.method(first), "fp8")
-        dtypes = {dtype for dtype, _, _ in tensors_of(first / "model.safetensors").values()}
+        dtypes = {dtype for dtype, _, _ in read_tensors(first / "model.safetensors").values()}
         self.assertEqual(dtypes, {"F8_E4M3", "F32"})
         again = self.convert(first, "fp8_again")
         for file in ("config.json", "model.safetensors"):
@@ -205,7 +184,12 @@ class LoadedModels(unittest.TestCase):
         hf = HERE.folder / "hf"
         self.done(train(self.out / "biased", "--pretrained-checkpoint", hf, "--exit-after-step", 1,
                         "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias",
-                        model=hf))
+                        "--moe-router-bias-update-rate", 0.125, model=hf))
+        saved = self.out / "biased/checkpoints/step_00000001/shard_00000_00000.safetensors"
+        biases = [number for name, (_, _, contents) in read_tensors(saved).items()
+                  if "expert_bias" in name for number in floats(contents)]
+        self.assertEqual({abs(bias) for bias in biases} - {0, 0.125}, set(), "one update from zero")
+        self.assertGreater(len(biases), 0)
 
     # ---- Weights that are not finite ----
 
@@ -224,7 +208,7 @@ class LoadedModels(unittest.TestCase):
 
     def test_a_loss_that_is_not_finite_is_no_result(self):
         shutil.copytree(HERE.folder / "hf", self.out / "run")
-        tensors = tensors_of(self.out / "run/model.safetensors")
+        tensors = read_tensors(self.out / "run/model.safetensors")
         for name in ("model.norm.weight", "lm_head.weight"):  # finite, and their products are not
             dtype, shape, contents = tensors[name]
             tensors[name] = (dtype, shape, struct.pack("<f", 3e38) * (len(contents) // 4))
@@ -239,7 +223,7 @@ class LoadedModels(unittest.TestCase):
     def test_a_name_of_ten_megabytes_is_cut_in_the_message(self):
         hf = self.out / "hf"
         shutil.copytree(HERE.folder / "hf", hf)
-        tensors = tensors_of(hf / "model.safetensors")
+        tensors = read_tensors(hf / "model.safetensors")
         tensors["x" * 10_000_000] = ("F32", [1], b"\0" * 4)
         write_tensors(hf / "model.safetensors", tensors)
         done = run("convert", "--load", hf, "--save", self.out / "copy")
@@ -274,12 +258,12 @@ class LoadedModels(unittest.TestCase):
         folder = sorted((save / "checkpoints").glob("step_*"))[0]
         tensors = {}
         for shard in folder.glob("*.safetensors"):
-            tensors |= tensors_of(shard)
+            tensors |= read_tensors(shard)
         return tensors
 
     def test_an_fp32_checkpoint_starts_a_bf16_run_and_the_reverse(self):
         base = HERE.folder / "base"
-        wide = tensors_of(base / "checkpoints/step_00000002/shard_00000_00000.safetensors")
+        wide = read_tensors(base / "checkpoints/step_00000002/shard_00000_00000.safetensors")
         for flags in (("--finetune", "--load", base), ("--pretrained-checkpoint", base)):
             save = self.out / flags[0][2:]
             # A learning rate of 0 keeps the weights as they were loaded.
@@ -300,13 +284,13 @@ class LoadedModels(unittest.TestCase):
                 self.assertEqual(found[name][2], contents, name)
 
     def test_convert_rounds_to_the_dtype_that_is_asked_for(self):
-        hf = tensors_of(HERE.folder / "hf/model.safetensors")
+        hf = read_tensors(HERE.folder / "hf/model.safetensors")
         self.done(run("convert", "--load", HERE.folder / "base", "--save", self.out / "bf16",
                       "--dtype", "bf16"))
         self.done(run("convert", "--load", HERE.folder / "hf", "--save", self.out / "fp16",
                       "--dtype", "fp16"))
-        halves = tensors_of(self.out / "fp16/model.safetensors")
-        for name, (dtype, shape, contents) in tensors_of(self.out / "bf16/model.safetensors").items():
+        halves = read_tensors(self.out / "fp16/model.safetensors")
+        for name, (dtype, shape, contents) in read_tensors(self.out / "bf16/model.safetensors").items():
             self.assertEqual((dtype, shape), ("BF16", hf[name][1]))
             self.assertEqual(contents, b"".join(map(to_bf16, floats(hf[name][2]))), name)
             self.assertEqual(halves[name][0], "F16")
@@ -319,10 +303,10 @@ class LoadedModels(unittest.TestCase):
         self.done(run("convert", "--load", self.out / "narrow", "--save", self.out / "wide",
                       "--dtype", "fp32"))
         masters = self.masters(self.out / "narrow")
-        self.assertEqual(tensors_of(self.out / "wide/model.safetensors")["model.norm.weight"][2],
+        self.assertEqual(read_tensors(self.out / "wide/model.safetensors")["model.norm.weight"][2],
                          masters["final_norm"][2])
         self.assertEqual(
-            tensors_of(self.out / "wide/model.safetensors")["model.embed_tokens.weight"][2],
+            read_tensors(self.out / "wide/model.safetensors")["model.embed_tokens.weight"][2],
             masters["master.embedding"][2])
 
     def test_convert_rounds_fp64_once(self):
@@ -332,14 +316,14 @@ class LoadedModels(unittest.TestCase):
         shutil.copy(HERE.folder / "hf/config.json", source)
         tensors = {name: ("F64", shape, struct.pack(f"<{len(contents) // 4}d", *floats(contents)))
                    for name, (_, shape, contents) in
-                   tensors_of(HERE.folder / "hf/model.safetensors").items()}
+                   read_tensors(HERE.folder / "hf/model.safetensors").items()}
         for dtype, bits, expected in ("bf16", 8, 0x3f81), ("fp16", 11, 0x3c01):
             shape = tensors["model.norm.weight"][1]
             tensors["model.norm.weight"] = (
                 "F64", shape, struct.pack("<d", 1 + 2.0 ** -bits + 2.0 ** -40) * shape[0])
             write_tensors(source / "model.safetensors", tensors)
             self.done(run("convert", "--load", source, "--save", self.out / dtype, "--dtype", dtype))
-            found = tensors_of(self.out / dtype / "model.safetensors")["model.norm.weight"][2]
+            found = read_tensors(self.out / dtype / "model.safetensors")["model.norm.weight"][2]
             self.assertEqual(found, struct.pack("<H", expected) * shape[0])
 
     # ---- Evaluation and tokenizers ----

@@ -8,7 +8,6 @@ Usage: python_checkpoints_test.py TROUPE SOURCE_FOLDER
 import json
 import pathlib
 import shutil
-import struct
 import sys
 import unittest
 
@@ -17,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python"))
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "build-dependencies/transformers-5"))
 import troupe
 from program_runs import HERE, main, write_config, write_corpus
+from safetensors_files import read_tensors
 
 try:
     import numpy
@@ -36,15 +36,8 @@ def training(name, **changes):
 
 def safetensors(path):
     """Of f32, by name."""
-    data = path.read_bytes()
-    size, = struct.unpack("<Q", data[:8])
-    tensors = {}
-    for name, each in json.loads(data[8:8 + size]).items():
-        if name != "__metadata__":
-            begin, end = each["data_offsets"]
-            tensors[name] = numpy.frombuffer(data[8 + size + begin:8 + size + end],
-                                             "<f4").reshape(each["shape"])
-    return tensors
+    return {name: numpy.frombuffer(contents, "<f4").reshape(shape)
+            for name, (_, shape, contents) in read_tensors(path).items()}
 
 
 def setUpModule():
