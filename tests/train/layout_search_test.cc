@@ -27,9 +27,9 @@ class LayoutSearchTest : public ::testing::Test {
     config_ = load_model_config(options_);
     cluster_ = *gpu_cluster_of(options_);
   }
+  LayoutSpace make_space() const { return {options_, config_, cluster_.model.gpus_per_nvlink}; }
   LayoutSearch search(int workers) const {
-    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
-    return search_layouts(space, config_, cluster_, /*top=*/3, workers, {});
+    return search_layouts(make_space(), config_, cluster_, /*top=*/3, workers, {});
   }
 
   Options options_;
@@ -53,7 +53,7 @@ TEST_F(LayoutSearchTest, DoesNotDependOnThreads) {
 // Of 8 experts of 128, 7.3 of 8 ranks have one with ETP 2 and EP 4, 5.3 with EP 8.
 TEST_F(LayoutSearchTest, TokensGoToAllRanksWhereNearlyAllHaveTheirExperts) {
   use({"--model", "qwen3-30b-a3b"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   size_t spread = 0;
   for (const LayoutChoice& choice : space.enumerate()) {
     if (choice.ep * choice.etp == 1) continue;
@@ -80,7 +80,7 @@ TEST_F(LayoutSearchTest, NoAlternativeIsFasterThanTheBest) {
 // Also where ranks have their parts of one sequence.
 TEST_F(LayoutSearchTest, OptimizersAreCutOverWhomeverHasTheSameWeights) {
   use({"--model", "qwen3-30b-a3b", "--seq-length", "4096", "--context-parallel-size", "8"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   std::set<ShardingChoice> shardings;
   for (const LayoutChoice& choice : space.enumerate()) shardings.insert(choice.sharding);
   EXPECT_EQ(shardings, (std::set{ShardingChoice::optimizer, ShardingChoice::all}));
@@ -101,7 +101,7 @@ TEST_F(LayoutSearchTest, TheBestComeFirstAndFit) {
 TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
   use({"--tensor-model-parallel-size", "2", "--recompute-granularity", "selective",
        "--micro-batch-size", "2"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   bool has_pipelines = false;
   std::set<int32_t> slices_of_experts;
   for (const LayoutChoice& choice : space.enumerate()) {
@@ -121,7 +121,7 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
 TEST_F(LayoutSearchTest, TheFileOfAChoiceIsTheChoice) {
   use({});
   const testing::TempFolder folder;
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   const LayoutChoice choice = space.enumerate().back();
   const auto read = [&](const std::string& text) {
     testing::put_file(folder / "layout.toml", text);
@@ -153,7 +153,7 @@ TEST_F(LayoutSearchTest, EndsEarlyWithWhatItHas) {
 
 TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
   use({"--num-layers", "7"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   const LayoutEstimator estimator(space, config_, cluster_);
   LayoutChoice choice;
   choice.pp = 2;
@@ -174,7 +174,7 @@ TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
 TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
   const auto stages = [&](std::vector<std::string> flags, double seconds) {
     use(std::move(flags));
-    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutSpace space = make_space();
     const LayoutEstimator estimator(space, config_, cluster_);
     LayoutChoice choice;
     choice.pp = 2;
@@ -197,7 +197,7 @@ TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
 // stages of a rank, 2 (P - 1) + (V - 1) P + 1 = 5 of 2 layers each.
 TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
   use({"--num-layers", "8"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   const LayoutEstimator estimator(space, config_, cluster_);
   UnitCosts costs;
   costs.layer_bytes = 1e12;  // beside which the state is nothing: less than 1e9 bytes
@@ -211,7 +211,7 @@ TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
 // Of four ranks, the second has begun 3 forwards of its 6 layers.
 TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheRankThatHasMost) {
   use({"--num-layers", "9"});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   const LayoutEstimator estimator(space, config_, cluster_);
   UnitCosts costs;
   costs.layer_bytes = 1e12;
@@ -227,7 +227,7 @@ TEST_F(LayoutSearchTest, CostsOfALayerDoNotDependOnThePipeline) {
   use({});
   LayoutChoice choice;
   const auto measured = [&] {
-    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutSpace space = make_space();
     return LayoutEstimator(space, config_, cluster_).measure(choice);
   };
   const UnitCosts one = measured();
@@ -250,7 +250,7 @@ TEST_F(LayoutSearchTest, TheLeastStateIsThatOfAllParameters) {
   const auto parameters = static_cast<double>(Model(config_).parameter_count());
   for (const bool bf16 : {false, true}) {
     options_.compute_dtype = bf16 ? DType::bf16 : DType::f32;
-    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutSpace space = make_space();
     const LayoutEstimator estimator(space, config_, cluster_);
     LayoutChoice choice;
     EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice), parameters * (bf16 ? 4 : 8));
@@ -275,7 +275,7 @@ TEST_F(LayoutSearchTest, ATrialFitsByTheBytesOfItsRoom) {
 
 TEST_F(LayoutSearchTest, EstimatesCountAtLeastTheState) {
   use({});
-  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutSpace space = make_space();
   const LayoutEstimator estimator(space, config_, cluster_);
   for (const LayoutChoice& choice : space.enumerate()) {
     try {
