@@ -90,11 +90,12 @@ ExitStatus Trainer::run() {
   if ((votes & (kStop | kInterrupt)) == 0) test();
   if (!metrics_.layers.empty()) log_.say(expert_load_chart(metrics_, kDefaultColumns));
   const bool interrupted = (votes & kInterrupt) != 0;
-  if (!interrupted) fail_if_diverged();
   if (interrupted) {
     log_.say(saver_.is_off() ? "Interrupted. Nothing was saved, because of --no-save."
                              : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
                                            position_.step, spec_.save.folder));
+  } else {
+    fail_if_diverged();
   }
   log_.print_json({.interrupted = interrupted,
                    .step = position_.step,
