@@ -130,6 +130,14 @@ TEST_P(Conformance, StaysInsideItsTensors) {
   expect_identical(guarded, plain, "NaN and zero between tensors");
 }
 
+// Narrow types need scratch memory for their operands in wide ones.
+TEST_P(Conformance, StaysInsideItsScratchMemory) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    SampleRun run(GetParam().sample, {.dtype = dtype, .threads = 2, .oracle = true});
+    EXPECT_EQ(run.find_overrun(), "") << name_of(dtype);
+  }
+}
+
 // f32 arithmetic over sums of some hundred terms of order one: relative error near 1e-6.
 TEST_P(Conformance, SinglePrecisionAgreesWithDouble) {
   SampleRun single(GetParam().sample, {.dtype = DType::f32});

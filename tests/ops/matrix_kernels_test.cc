@@ -9,6 +9,7 @@
 #include "ops/cpu/gemm.h"
 #include "ops/experts/grouped_linear/grouped_linear.h"
 #include "ops/products/linear/linear.h"
+#include "support/guarded_op.h"
 
 namespace troupe {
 namespace {
@@ -137,63 +138,18 @@ TEST(GemmTile, OverwritesWithoutReading) {
   }
 }
 
-// Memory of a kernel, and after it some that is not the kernel's.
-class GuardedMemory {
- public:
-  explicit GuardedMemory(uint64_t bytes)
-      : own_((bytes + 7) / 8), words_(own_ + kGuard, kUntouched) {}
-  std::byte* data() { return reinterpret_cast<std::byte*>(words_.data()); }
-  bool is_guard_intact() const {
-    return std::all_of(words_.begin() + static_cast<std::ptrdiff_t>(own_), words_.end(),
-                       [](uint64_t word) { return word == kUntouched; });
-  }
-
- private:
-  static constexpr size_t kGuard = 1 << 16;
-  static constexpr uint64_t kUntouched = 0x5ca1ab1e5ca1ab1eU;
-
-  size_t own_;
-  std::vector<uint64_t> words_;
-};
-
 // Runs one operation of a program over the given memory, one per value.
 void run_op(const Program& program, const std::vector<void*>& memory, int threads) {
-  const Op& op = program.op(0);
-  const OpView view{program, op};
-  const auto views = [&](std::span<const ValueId> ids) {
-    std::vector<TensorView> result;
-    for (const ValueId id : ids) {
-      TensorView tensor;
-      if (id.valid()) {
-        const Value& value = program.value(id);
-        tensor.data = memory[static_cast<size_t>(id.index)];
-        tensor.dtype = value.dtype;
-        tensor.shape = value.shape;
-      }
-      result.push_back(tensor);
-    }
-    return result;
-  };
-  const auto inputs = views(program.inputs(op));
-  const auto outputs = views(program.outputs(op));
   ThreadPool pool(threads);
-  KernelArguments args;
-  args.attributes = &op.attributes;
-  args.inputs = inputs;
-  args.outputs = outputs;
-  args.pool = &pool;
-  const uint64_t workspace_bytes =
-      op.spec->cpu.workspace == nullptr ? 0 : op.spec->cpu.workspace(view);
-  GuardedMemory workspace(workspace_bytes);
-  args.workspace = workspace.data();
-  if (op.spec->cpu.scratch != nullptr) {
-    args.scratch_bytes_per_thread = (op.spec->cpu.scratch(view) + 63) / 64 * 64;
-  }
-  GuardedMemory scratch(args.scratch_bytes_per_thread * static_cast<uint64_t>(threads));
-  args.scratch = scratch.data();
-  op.spec->cpu.kernel(view)(args);
-  EXPECT_TRUE(workspace.is_guard_intact()) << op.spec->name << " writes beyond its workspace";
-  EXPECT_TRUE(scratch.is_guard_intact()) << op.spec->name << " writes beyond its scratch";
+  const auto view = [&](ValueId id) {
+    TensorView tensor;
+    tensor.data = memory[static_cast<size_t>(id.index)];
+    tensor.dtype = program.value(id).dtype;
+    tensor.shape = program.value(id).shape;
+    return tensor;
+  };
+  const OpView op{program, program.op(0)};
+  EXPECT_EQ(testing::run_guarded(op, view, pool), "") << op.op.spec->name << " writes beyond it";
 }
 
 TEST(GroupedLinear, WeightGradientOverwritesOrAccumulates) {

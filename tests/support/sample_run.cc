@@ -9,6 +9,7 @@
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/make_interpreter.h"
+#include "support/guarded_op.h"
 
 namespace troupe::testing {
 namespace {
@@ -207,7 +208,7 @@ void SampleRun::capture(int32_t op) {
   }
 }
 
-void SampleRun::run(size_t input, int64_t element, double shift) {
+void SampleRun::write_inputs(size_t input, int64_t element, double shift) {
   // Counters first: the live extents of the other inputs depend on them.
   for (const bool integers : {true, false}) {
     for (size_t i = 0; i < sample_.inputs().size(); ++i) {
@@ -233,7 +234,23 @@ void SampleRun::run(size_t input, int64_t element, double shift) {
       store_element(view, j, value);
     }
   }
+}
+
+void SampleRun::run(size_t input, int64_t element, double shift) {
+  write_inputs(input, element, shift);
   interpreter_->run_observed([&](int32_t op) { capture(op); });
+}
+
+std::string SampleRun::find_overrun() {
+  write_inputs(0, 0, 0);
+  for (int32_t index = 0; index < program_->op_count(); ++index) {
+    const OpView op{*program_, program_->op(index)};
+    const std::string overrun = run_guarded(
+        op, [&](ValueId id) { return interpreter_->view(id); }, *pool_);
+    if (!overrun.empty()) return std::string(op.op.spec->name) + " beyond its " + overrun;
+    capture(index);
+  }
+  return "";
 }
 
 std::vector<std::vector<double>> SampleRun::results() const {

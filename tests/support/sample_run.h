@@ -40,6 +40,10 @@ class SampleRun {
   void fill_gaps();
   std::string find_written_gap() const;
 
+  // On a CPU, and oracle: runs, and says which operation wrote beyond its workspace or its scratch
+  // memory; empty: none did.
+  std::string find_overrun();
+
   const std::vector<SampleBuilder::InputData>& inputs() const { return sample_.inputs(); }
   // Live elements of input `i`: only these are perturbed and only their gradients compared.
   int64_t live_elements(ValueId id) const;
@@ -56,6 +60,7 @@ class SampleRun {
   // Reads the live elements of a watched value as the operation that defines it leaves them; later
   // its memory may serve another value.
   void capture(int32_t op);
+  void write_inputs(size_t input, int64_t element, double shift);
   void write(ValueId id, const std::vector<double>& data);
   // Memory between the end of a value and what lies after it, less than MemoryPlan::kAlignment.
   struct Gap {
