@@ -28,16 +28,18 @@ bool are_alike(const ModelConfig& config, int32_t a, int32_t b) {
          config.has_linear_attention(a) == config.has_linear_attention(b);
 }
 
-// After how many layers, from `first` on, kinds of layers repeat.
+// After how many layers, from `first` on, kinds of layers repeat. Where they do not, the most that
+// are looked at: their mean stands for all.
 int32_t period_of(const ModelConfig& config, int32_t first) {
-  for (int32_t period = 1; period <= kLongestPeriod; ++period) {
-    bool repeats = true;
+  const auto repeats = [&](int32_t period) {
     for (int32_t i = first; i + period < config.num_layers; ++i) {
-      repeats = repeats && are_alike(config, i, i + period);
+      if (!are_alike(config, i, i + period)) return false;
     }
-    if (repeats) return period;
-  }
-  return 1;
+    return true;
+  };
+  int32_t period = 1;
+  while (period < kLongestPeriod && !repeats(period)) ++period;
+  return period;
 }
 
 // The model from layer `first` on, with N layers, the last `period` of them repeated, and

@@ -3,6 +3,7 @@
 #include "train/layout_search.h"
 
 #include <gtest/gtest.h>
+#include <map>
 #include <set>
 
 #include "options/cluster_options.h"
@@ -243,6 +244,39 @@ TEST_F(LayoutSearchTest, CostsOfALayerDoNotDependOnThePipeline) {
   EXPECT_GT(one.head, 0);
   EXPECT_GT(one.update_of_layer, 0);
   EXPECT_GT(one.layer_bytes, 0);
+}
+
+// 3 of the first 8 layers have experts, and the layers do not repeat.
+TEST_F(LayoutSearchTest, ALayerOfManyKindsCostsTheirMean) {
+  const auto cost_of_layer = [&](const std::string& kinds) {
+    use({"--num-layers", "12", "--moe-layer-freq", kinds, "--ffn-hidden-size", "4096"});
+    const LayoutSpace space = make_space();
+    return LayoutEstimator(space, config_, cluster_).measure({}).layer;
+  };
+  const double with_experts = cost_of_layer("1");
+  const double mixed = cost_of_layer("[1,0,0,1,0,1,0,0,0,0,1,1]");
+  // Layers that alternate: the mean of both kinds.
+  const double dense = 2 * cost_of_layer("[1,0]*6") - with_experts;
+  ASSERT_GT(std::abs(dense - with_experts), 0.1 * with_experts);
+  EXPECT_NEAR(mixed, (3 * with_experts + 5 * dense) / 8, 0.02 * mixed);
+}
+
+TEST_F(LayoutSearchTest, SaysHowFarEachPartOfItIs) {
+  use({});
+  std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>> said;
+  const auto note = [&](const std::string& part) {
+    return [&said, part](uint64_t done, uint64_t all) { said[part].emplace_back(done, all); };
+  };
+  search_layouts(make_space(), config_, cluster_, /*top=*/3, /*workers=*/1,
+                 {.estimating = note("estimating"), .planning = note("planning")});
+  for (const auto& [part, steps] : said) {
+    ASSERT_FALSE(steps.empty());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(steps[i].first, i + 1) << part;
+      EXPECT_LE(steps[i].first, steps[i].second) << part;
+    }
+  }
+  EXPECT_EQ(said.size(), 2U);
 }
 
 TEST_F(LayoutSearchTest, TheLeastStateIsThatOfAllParameters) {
