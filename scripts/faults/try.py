@@ -43,7 +43,7 @@ class Test:
 
 def status_of(command, folder, limit_s, **variables):
     """The status of a command, None where it took longer than limit_s; its descendants end with it."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, "TMPDIR": scratch, **variables}
         process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def run_all_unfaulted(tests, jobs):
     begin = time.monotonic()
     # Scripts first: they take longest.
     tests = sorted(tests, key=lambda test: test.case != "")
-    with tempfile.TemporaryDirectory() as scratch, \
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, \
             concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         runs = list(zip(tests, pool.map(lambda test: run_unfaulted(test, scratch), tests)))
     failed = [test.name for test, (status, _, _) in runs if status not in (0, SKIPPED)]
