@@ -82,6 +82,12 @@ class BenchRanks(unittest.TestCase):
         result = self.bench(*flags, "--moe-expert-rank-capacity-factor", 2)
         self.assertNotIn(note, " ".join(result.stderr.split()))
 
+    def test_figures_of_many_ranks_have_more_digits(self):
+        # Ranks share the processor: each does little.
+        self.assertRegex(self.bench().stdout, r", [0-9]+\.[0-9] model TFLOP/s, ")
+        self.assertRegex(" ".join(self.bench("--ranks", 2).stdout.split()),
+                         r", [0-9]+\.[0-9]{3} model TFLOP/s of each rank, ")
+
     def test_bench_counts_the_tokens_of_all_replicas(self):
         flags = ["--ranks", 4, "--tensor-model-parallel-size", 2, "--micro-batch-size", 3,
                  "--global-batch-size", 12, "--json"]

@@ -7,10 +7,12 @@ Usage: calibrate_test.py TROUPE SOURCE_FOLDER
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
@@ -32,6 +34,11 @@ class Calibrate(unittest.TestCase):
         self.assertEqual(measured.returncode, 0, measured.stderr)
         self.assertIn("2048 x 2048", measured.stdout)
         self.assertLess(max(map(len, measured.stdout.splitlines()[:-1])), 80)
+        written = tomllib.loads(path.read_text())
+        shown = re.search(r"between operations ([0-9.]+) us", measured.stdout)[1]
+        # Two digits after the point there, four digits in the file.
+        self.assertAlmostEqual(float(shown), written["launch_us"],
+                               delta=0.005 + 5e-4 * written["launch_us"])
         plan = run("plan", *MODEL, "--gpus", f"2x{path}", "--json")
         self.assertEqual(plan.returncode, 0, plan.stderr)
         self.assertEqual(plan.stderr, "", "a CPU has no kernels to be warned of")

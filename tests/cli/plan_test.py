@@ -93,6 +93,17 @@ class Plan(unittest.TestCase):
         self.assertRegex(re.sub(r"\s+", " ", offloading.stdout),
                          r"--exp-avg-sq-dtype bf16 \([0-9.]+ MiB on the host\)")
 
+    def test_ranks_of_a_gpu_are_compared_with_the_one_that_is_here(self):
+        text, plan = self.text_and_json("plan", "--device", "cuda", "--ranks", 2,
+                                        "--expert-model-parallel-size", 2)
+        needed = text_of_bytes(plan["needed_bytes"])
+        if plan["available_bytes"] is None:
+            self.assertIn(f"Each GPU needs at most {needed}. This machine has none to compare with",
+                          text)
+        else:
+            self.assertIn(f"Each GPU needs at most {needed}; "
+                          f"{text_of_bytes(plan['available_bytes'])} are available", text)
+
     def test_programs_of_up_to_64_ranks_are_built_without_being_asked_for(self):
         layout = ["--tensor-model-parallel-size", 2]
         text, plan = self.text_and_json("plan", *layout, "--ranks", 64)

@@ -110,6 +110,17 @@ class Upcycling(unittest.TestCase):
             self.assertIn("(step 1)", done.stderr)
             self.assertNotIn("Upcycled", done.stderr)
 
+    def test_expert_biases_begin_with_zeros(self):
+        # A dense run has none to load.
+        save = HERE.folder / "biases"
+        self.done(train(save, *DENSE_FLAGS, *GRANULAR, "--moe-router-score-function", "sigmoid",
+                        "--moe-router-enable-expert-bias", "--pretrained-checkpoint",
+                        HERE.folder / "biased", "--threads", 1))
+        plain = HERE.folder / "no_biases"
+        self.done(train(plain, *DENSE_FLAGS, "--threads", 1, "--pretrained-checkpoint",
+                        HERE.folder / "biased"))
+        self.assertAlmostEqual(first_loss(save), first_loss(plain), delta=1e-12)
+
     def test_a_router_without_a_fixed_sum_is_announced(self):
         done = self.done(train(HERE.folder / "before", *self.from_folder(), *GRANULAR,
                                "--moe-router-pre-softmax", "--threads", 1))

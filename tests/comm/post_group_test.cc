@@ -122,6 +122,33 @@ TEST(PostGroup, RefusesWhatNoRankAnnounces) {
   }
 }
 
+// Who reports a failure may leave afterwards, and its memory with it.
+TEST(PostGroup, WritesNoMemoryOnceAFailureIsReported) {
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  const Socket wire(ends[1]);
+  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
+  connections.sockets.resize(2);
+  connections.sockets[1] = Socket(ends[0]);
+  SocketPost post(0, std::move(connections));
+  std::string frame;
+  append_bytes(frame, uint32_t{1});  // a small transfer
+  append_bytes(frame, int32_t{3});   // on this channel
+  append_bytes(frame, uint64_t{8});
+  frame += "too late";
+  ASSERT_EQ(write(wire.descriptor(), frame.data(), frame.size()),
+            static_cast<ssize_t>(frame.size()));
+  {
+    PostGroup group(post, std::chrono::seconds(60), {});
+    EXPECT_TRUE(group.announce_failure(ExitStatus::failed, "no more"));
+  }
+  // Whether the frame came before the failure was reported or after it.
+  std::array<std::byte, 8> received = {};
+  const Block block{received.data(), 8};
+  EXPECT_FALSE(post.done(post.receive(1, 3, {&block, 1})));
+  EXPECT_EQ(received, (std::array<std::byte, 8>{}));
+}
+
 // A failure is one whatever number comes with it.
 TEST(PostGroup, StatusOfAnotherRanksFailureIsOneOfAFailure) {
   const auto status = [](uint64_t number) {

@@ -2,6 +2,7 @@
 // own post.
 #include "comm/post/socket_post.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -578,6 +579,40 @@ TEST(SocketPost, DeliversNotesAfterTransfersAreDropped) {
   move_until(
       posts, [&] { return messages.size() == 2; }, &messages);
   EXPECT_EQ(messages, (std::vector<std::string>{"failed", "failed"}));
+}
+
+// To the receiver, which may not know yet that a rank failed, pieces are whole or not there.
+TEST(SocketPost, CompletesThePieceThatItDropsATransferIn) {
+  constexpr size_t kPiece = 1 << 20;
+  std::vector<std::unique_ptr<SocketPost>> posts = posts_of(2);
+  std::vector<std::byte> sent = drawn(16 * kPiece, 1);
+  const std::vector<std::byte> expected = sent;
+  std::vector<std::byte> received(16 * kPiece);
+  const Block from = block_of(sent);
+  const Block to = block_of(received);
+  posts[0]->send(1, 1, {&from, 1});
+  posts[1]->receive(0, 1, {&to, 1});
+  for (int i = 0; i < 2; ++i) {
+    for (const auto& post : posts) EXPECT_FALSE(post->next_message());
+  }
+  posts[0]->drop_transfers();
+  std::fill(sent.begin(), sent.end(), std::byte{0});
+  posts[0]->send_message(1, "failed");
+  std::vector<std::string> messages;
+  move_until(
+      posts, [&] { return !messages.empty(); }, &messages);
+  const std::vector<std::byte> nothing(kPiece);
+  size_t came = 0;
+  for (size_t piece = 0; piece < 16; ++piece) {
+    const auto here = received.begin() + static_cast<std::ptrdiff_t>(piece * kPiece);
+    if (std::equal(nothing.begin(), nothing.end(), here)) continue;
+    ++came;
+    EXPECT_TRUE(std::equal(here, here + kPiece,
+                           expected.begin() + static_cast<std::ptrdiff_t>(piece * kPiece)))
+        << piece;
+  }
+  EXPECT_GT(came, 0U);
+  EXPECT_LT(came, 16U);
 }
 
 TEST(SocketPost, FinishesWhenAllDo) {

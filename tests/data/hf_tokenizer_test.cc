@@ -263,6 +263,10 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
       {kBroken, "model.merges[0] is \"a  b\", not two tokens",
        [](json& f) { f["model"]["merges"][0] = "a  b"; }},
       {kBroken, "model.merges[0] is not a merge", [](json& f) { f["model"]["merges"][0] = 7; }},
+      {kBroken, "model.merges[0] is not a merge",
+       [](json& f) {
+         f["model"]["merges"][0] = {"a", "b", "c"};
+       }},
       {kBroken, "model.ignore_merges is string, not true or false",
        [](json& f) { f["model"]["ignore_merges"] = "yes"; }},
       {kUnsupported, "normalizer.type is \"Lowercase\"",

@@ -325,6 +325,8 @@ TEST(Help, ShellsAreToldWhatFollowsAFlag) {
       {Shell::bash,
        "      --lr-decay-style) COMPREPLY=($(compgen -W 'constant linear cosine "
        "inverse-square-root WSD' -- \"$word\")); return ;;"},
+      {Shell::zsh, "    _describe command commands"},
+      {Shell::zsh, "  case $words[2] in"},
       {Shell::zsh, "    'verify:Compare a Hugging Face model'\\''s numbers with its reference'"},
       {Shell::zsh, "        '*--quiet[Print results, warnings and errors only.]' \\"},
       {Shell::zsh,
