@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 #include <latch>
 #include <string>
-#include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -16,10 +15,14 @@
 #include "base/error.h"
 #include "comm/bytes.h"
 #include "comm/post/socket_post.h"
+#include "support/post_on_wire.h"
 
 namespace troupe {
 namespace {
 
+using testing::make_wire;
+using testing::post_on_wire;
+using testing::post_over;
 using Kind = Announcement::Kind;
 
 // As PostGroup writes it.
@@ -66,20 +69,14 @@ Shape shape_of_rank(int rank) {
 
 // With what rank 0 ends when rank 1 sends this message.
 UserError error_after(const std::string& bytes) {
-  std::array<int, 2> ends = {};
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
-  const Socket wire(ends[1]);
-  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
-  connections.sockets.resize(2);
-  connections.sockets[1] = Socket(ends[0]);
-  SocketPost post(0, std::move(connections));
+  const auto [post, wire] = post_on_wire(0);
   std::string frame;
   append_bytes(frame, uint64_t{0});  // a message
   append_bytes(frame, bytes.size());
   frame += bytes;
   EXPECT_EQ(write(wire.descriptor(), frame.data(), frame.size()),
             static_cast<ssize_t>(frame.size()));
-  PostGroup group(post, std::chrono::seconds(60), {});
+  PostGroup group(*post, std::chrono::seconds(60), {});
   try {
     for (int i = 0; i < 2; ++i) group.exchange(0, 7);
   } catch (const UserError& error) {
@@ -124,13 +121,7 @@ TEST(PostGroup, RefusesWhatNoRankAnnounces) {
 
 // Who reports a failure may leave afterwards, and its memory with it.
 TEST(PostGroup, WritesNoMemoryOnceAFailureIsReported) {
-  std::array<int, 2> ends = {};
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
-  const Socket wire(ends[1]);
-  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
-  connections.sockets.resize(2);
-  connections.sockets[1] = Socket(ends[0]);
-  SocketPost post(0, std::move(connections));
+  const auto [post, wire] = post_on_wire(0);
   std::string frame;
   append_bytes(frame, uint32_t{1});  // a small transfer
   append_bytes(frame, int32_t{3});   // on this channel
@@ -139,13 +130,13 @@ TEST(PostGroup, WritesNoMemoryOnceAFailureIsReported) {
   ASSERT_EQ(write(wire.descriptor(), frame.data(), frame.size()),
             static_cast<ssize_t>(frame.size()));
   {
-    PostGroup group(post, std::chrono::seconds(60), {});
+    PostGroup group(*post, std::chrono::seconds(60), {});
     EXPECT_TRUE(group.announce_failure(ExitStatus::failed, "no more"));
   }
   // Whether the frame came before the failure was reported or after it.
   std::array<std::byte, 8> received = {};
   const Block block{received.data(), 8};
-  EXPECT_FALSE(post.done(post.receive(1, 3, {&block, 1})));
+  EXPECT_FALSE(post->done(post->receive(1, 3, {&block, 1})));
   EXPECT_EQ(received, (std::array<std::byte, 8>{}));
 }
 
@@ -166,16 +157,12 @@ TEST(PostGroup, StatusOfAnotherRanksFailureIsOneOfAFailure) {
 
 // The other rank's window is larger than this one's, and it fills its section.
 TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
-  std::array<int, 2> ends = {};
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  std::array<Socket, 2> ends = make_wire();
   std::array<std::string, 2> messages;
   std::latch done(2);
   const auto run = [&](int rank, int64_t bytes) {
-    Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
-    connections.sockets.resize(2);
-    connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[static_cast<size_t>(rank)]);
-    SocketPost post(rank, std::move(connections));
-    PostGroup group(post, std::chrono::seconds(60), {});
+    const auto post = post_over(std::move(ends[static_cast<size_t>(rank)]), rank);
+    PostGroup group(*post, std::chrono::seconds(60), {});
     std::array<std::byte, 64> window = {};
     std::array<std::byte, 64> sent = {};
     const Block block{window.data(), bytes};
@@ -199,16 +186,12 @@ TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
 // slow, has yet to read.
 TEST(PostGroup, CountsMayChangeOnceTheirSumIsThere) {
   constexpr int64_t kCounts = int64_t{1} << 22;
-  std::array<int, 2> ends = {};
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  std::array<Socket, 2> ends = make_wire();
   std::array<int64_t, 2> wrong = {};
   std::latch done(2);
   const auto run = [&](int rank) {
-    Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
-    connections.sockets.resize(2);
-    connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[static_cast<size_t>(rank)]);
-    SocketPost post(rank, std::move(connections));
-    PostGroup group(post, std::chrono::seconds(60), {});
+    const auto post = post_over(std::move(ends[static_cast<size_t>(rank)]), rank);
+    PostGroup group(*post, std::chrono::seconds(60), {});
     std::vector<int32_t> own(kCounts);
     std::vector<int32_t> running(kCounts);
     std::vector<int32_t> total(kCounts);

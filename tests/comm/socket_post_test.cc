@@ -19,9 +19,13 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "comm/post/handshake.h"
+#include "support/post_on_wire.h"
 
 namespace troupe {
 namespace {
+
+using testing::post_on_wire;
+using testing::PostAndWire;
 
 using std::chrono::milliseconds;
 
@@ -366,20 +370,6 @@ TEST(SocketPost, MovesTransfersOfAllSizesInTheOrderOfTheirChannel) {
   for (size_t i = 0; i < pairs.size(); ++i) {
     EXPECT_TRUE(pairs[i].sent == pairs[i].received) << "transfer " << i;
   }
-}
-
-// A post of rank 0 or 1, and the other end of its connection.
-struct PostAndWire {
-  std::unique_ptr<SocketPost> post;
-  Socket wire;
-};
-PostAndWire post_on_wire(int rank, size_t buffer = SocketPost::kBuffer) {
-  std::array<int, 2> ends = {};
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
-  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
-  connections.sockets.resize(2);
-  connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[0]);
-  return {std::make_unique<SocketPost>(rank, std::move(connections), buffer), Socket(ends[1])};
 }
 
 // What rank 0 writes to send that on channel 3.
