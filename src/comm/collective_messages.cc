@@ -39,15 +39,15 @@ std::string capitalized(std::string text) {
 std::string_view state_text(AbsentRank::State state) {
   switch (state) {
     case AbsentRank::State::has_ended:
-      return "has ended, last seen in";
+      return "has ended";
     case AbsentRank::State::waits:
-      return "waits itself in";
+      return "waits itself";
     case AbsentRank::State::is_silent:
-      return "does not answer, last seen in";
+      return "does not answer";
     case AbsentRank::State::is_missing:
       break;
   }
-  return "is missing, last seen in";
+  return "is missing";
 }
 
 }  // namespace
@@ -93,9 +93,12 @@ std::string missing_message(int32_t rank, std::string_view process, const CallSi
                             std::chrono::milliseconds limit, std::span<const AbsentRank> absent) {
   std::string missing;
   for (const AbsentRank& each : absent) {
-    const std::string_view state = state_text(each.state);
-    missing += fmt::format("{}{} ({} {}", missing.empty() ? "" : ", ",
-                           rank_name(each.rank, each.process), state, describe(each.last_seen));
+    missing += fmt::format("{}{} ({}", missing.empty() ? "" : ", ",
+                           rank_name(each.rank, each.process), state_text(each.state));
+    if (each.last_seen.has_value()) {
+      const bool waits = each.state == AbsentRank::State::waits;
+      missing += fmt::format("{} in {}", waits ? "" : ", last seen", describe(*each.last_seen));
+    }
     if (!each.waits_for.empty()) {
       missing += fmt::format(", for rank {}", fmt::join(each.waits_for, ", "));
     }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,7 +37,7 @@ struct AbsentRank {
   enum class State : uint8_t { is_missing, has_ended, waits, is_silent };
   int32_t rank = 0;
   State state = State::is_missing;
-  CallSite last_seen;
+  std::optional<CallSite> last_seen = {};  // nullopt: not known, as where only GPUs wait
   std::vector<int32_t> waits_for = {};
   std::string_view process = {};
 };

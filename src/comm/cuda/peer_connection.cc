@@ -457,8 +457,7 @@ void PeerConnection::check_flags() const {
   const int32_t index = fault->op;
   const Op& op = program_.op(index);
   Communicator& communicator = *communicators_.of(op.spec->group(op.attributes));
-  const std::array absent = {
-      AbsentRank{.rank = communicator.rank_at(fault->place), .last_seen = {}}};
+  const std::array absent = {AbsentRank{.rank = communicator.rank_at(fault->place)}};
   throw UserError(ExitStatus::failed, missing_message(communicator.rank_at(communicator.rank()), {},
                                                       site_of({.op = &op, .index = index}),
                                                       communicator.limit(), absent));
