@@ -40,10 +40,11 @@ struct InterpreterOptions {
   // operation launches. Ranks that share a GPU cannot be profiled: their kernels could not be told
   // apart.
   bool profile = false;
-  // On a GPU that several ranks share: the operations of all queues run one after the other. Ranks
-  // wait for each other in kernels, and CUDA does not promise that what another rank has launched
-  // on one of many streams goes on meanwhile.
-  bool one_stream = false;
+  // Several ranks share a GPU. They wait for each other in kernels, and CUDA does not promise that
+  // what another rank does on that GPU goes on meanwhile: neither what it has launched on one of
+  // many streams, so the operations of all queues run one after the other; nor what its host asks
+  // for between two runs, as to copy a tensor, so all ranks begin a run together.
+  bool shares_gpu = false;
 };
 
 class Interpreter {

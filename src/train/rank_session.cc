@@ -104,7 +104,7 @@ void RankSession::allocate() {
 
 std::unique_ptr<Interpreter> RankSession::interpreter(const Program& program, MemoryPlan plan,
                                                       InterpreterOptions options) {
-  options.one_stream = spec_.ranks_per_gpu > 1;
+  options.shares_gpu = spec_.ranks_per_gpu > 1;
   return make_interpreter(program, std::move(plan), *storage_, pool_,
                           communicators_of(group_, layout(), rank_), options);
 }

@@ -16,6 +16,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
@@ -217,10 +218,10 @@ std::string bytes_of(const TensorView& view, int64_t rows) {
   return {static_cast<const char*>(view.data), bytes};
 }
 
-// How the GPUs of CollectivesProgram exchange, and whether its queues share a stream.
+// How the GPUs of CollectivesProgram exchange, and whether ranks may share one.
 struct CollectivesOn {
   bool nccl = false;
-  bool one_stream = true;
+  bool shares_gpu = true;
   bool capture = false;
 };
 
@@ -242,7 +243,7 @@ std::vector<std::vector<std::string>> run_collectives(int ranks, Device device,
     ThreadPool pool(1);
     const auto interpreter =
         make_interpreter(program, plan_memory(program, 1, device), storage, pool, communicators,
-                         {.capture = on.capture, .one_stream = on.one_stream});
+                         {.capture = on.capture, .shares_gpu = on.shares_gpu});
     int number = 0;
     for (const ValueId id : of_rank.inputs) {
       draw_input(program.value(id), interpreter->view(id), ranks, rank, ++number);
@@ -297,7 +298,7 @@ TEST_P(GpuCollectives, HaveTheBitsOfTheCpuThroughNccl) {
   const auto expected = run_collectives(ranks, Device::cpu);
   for (const bool capture : {false, true}) {
     const auto found = run_collectives(ranks, Device::cuda,
-                                       {.nccl = true, .one_stream = false, .capture = capture});
+                                       {.nccl = true, .shares_gpu = false, .capture = capture});
     int different = 0;
     for (size_t rank = 0; rank < expected.size(); ++rank) {
       ASSERT_EQ(expected[rank].size(), found[rank].size());
@@ -368,7 +369,7 @@ class GpuStreams : public ::testing::TestWithParam<int> {};
 TEST_P(GpuStreams, CollectivesHaveTheBitsOfTheCpu) {
   TROUPE_NEED_GPU_FOR_EACH_OF(GetParam());
   EXPECT_TRUE(run_collectives(GetParam(), Device::cpu) ==
-              run_collectives(GetParam(), Device::cuda, {.one_stream = false}));
+              run_collectives(GetParam(), Device::cuda, {.shares_gpu = false}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GpuStreams, ::testing::Values(2, 4),
@@ -582,28 +583,53 @@ TEST_P(GpuReference, AgreesThroughNccl) {
 INSTANTIATE_TEST_SUITE_P(Models, GpuReference, ::testing::ValuesIn(reference_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// A rank that stays away ends the run of all with a message that names it.
+// One of two, with what it runs.
+struct RankOfTwo {
+  struct On {
+    bool nccl = false;
+    bool shares_gpu = false;
+  };
+  CollectivesProgram program;
+  StateStorage storage;
+  ThreadPool pool;
+  std::unique_ptr<Interpreter> interpreter;
+  RankOfTwo(ThreadGroup& group, int rank, const On& on)
+      : program(2, rank), storage(program.table, Device::cuda, on.shares_gpu ? 0 : rank), pool(1) {
+    Communicators communicators;
+    StagedGroups staged{};
+    if (on.nccl) staged[static_cast<size_t>(RankGroup::world)] = 2;
+    program.program.set_staged_groups(staged);
+    communicators.of(RankGroup::world) = &group.member(rank);
+    interpreter = make_interpreter(program.program, plan_memory(program.program, 1, Device::cuda),
+                                   storage, pool, communicators, {.shares_gpu = on.shares_gpu});
+  }
+};
+
+// What a rank asks of CUDA between two runs may wait for all that the GPU does: another rank that
+// shares it must not wait there for this one yet.
+TEST(GpuRanks, BeginARunTogetherWhereTheyShareAGpu) {
+  TROUPE_NEED_GPU();
+  ThreadGroup group(2, kPatient);
+  RankOfTwo first(group, 0, {.shares_gpu = true});
+  RankOfTwo second(group, 1, {.shares_gpu = true});
+  run_ranks(group, [&](int rank) {
+    RankOfTwo& own = rank == 0 ? first : second;
+    own.interpreter->run();
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      const DeviceMemory freed(1 << 20, "nothing", 0);  // for which CUDA waits
+    }
+    own.interpreter->run();
+  });
+}
+
+// A rank that stays away ends the run of all with a message that names it. Each has a GPU: where
+// they share one, they wait for each other before the run, on their hosts.
 void expect_end_of_wait(bool nccl) {
   ThreadGroup group(2, std::chrono::milliseconds(2'000));
-  struct Rank {
-    CollectivesProgram program;
-    StateStorage storage;
-    ThreadPool pool;
-    std::unique_ptr<Interpreter> interpreter;
-    Rank(ThreadGroup& group, int rank, bool nccl)
-        : program(2, rank), storage(program.table, Device::cuda, rank % gpu_count()), pool(1) {
-      Communicators communicators;
-      StagedGroups staged{};
-      if (nccl) staged[static_cast<size_t>(RankGroup::world)] = 2;
-      program.program.set_staged_groups(staged);
-      communicators.of(RankGroup::world) = &group.member(rank);
-      interpreter = make_interpreter(program.program, plan_memory(program.program, 1, Device::cuda),
-                                     storage, pool, communicators, {.one_stream = true});
-    }
-  };
   // They outlive the wait: a rank that is late still has its memory.
-  Rank first(group, 0, nccl);
-  Rank second(group, 1, nccl);
+  RankOfTwo first(group, 0, {.nccl = nccl});
+  RankOfTwo second(group, 1, {.nccl = nccl});
   std::string message;
   try {
     run_ranks(group, [&](int rank) {
@@ -614,11 +640,13 @@ void expect_end_of_wait(bool nccl) {
     message = error.what();
   }
   EXPECT_NE(message.find("Rank 0 timed out (2 s) in operation"), std::string::npos) << message;
-  EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+  EXPECT_NE(message.find(nccl ? "waiting for rank 1." : "waiting for: rank 1 (is missing)."),
+            std::string::npos)
+      << message;
 }
 
 TEST(GpuRanks, DoNotWaitForEver) {
-  TROUPE_NEED_GPU();
+  TROUPE_NEED_GPU_FOR_EACH_OF(2);
   expect_end_of_wait(/*nccl=*/false);
 }
 

@@ -85,7 +85,7 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     ThreadPool pool(1 + rank % 2);
     const auto interpreter = make_interpreter(
         program, plan_memory(program, pool.threads(), on.device), storage, pool,
-        communicators_of(group, layout->layout, rank), {.capture = on.capture, .one_stream = true});
+        communicators_of(group, layout->layout, rank), {.capture = on.capture, .shares_gpu = true});
     // visit(element here, element of the whole) of a tensor with rows of `columns`.
     const auto each = [&](int64_t columns, const auto& visit) {
       const RowOrigin origin = row_origin(part, own.sequence, rows);

@@ -132,7 +132,7 @@ class Rank {
       return make_interpreter(
           program, std::move(planned), storage_, pool_,
           communicators_of(group, state_.part.layout(), rank),
-          {.memory_of = memory_of, .capture = on.capture, .one_stream = !on.streams});
+          {.memory_of = memory_of, .capture = on.capture, .shares_gpu = !on.streams});
     };
     interpreters_.push_back(interpret(*step_.program, std::move(memory), nullptr));
     if (fallback_) {

@@ -81,11 +81,11 @@ struct LayoutCase {
 using Outcome = std::map<std::string, std::vector<double>>;
 
 // What the ranks run on. On GPUs they are spread over those that there are; several share one where
-// these are too few. `capture`: the second step is captured as a graph, the third one replays it.
-// `nccl`: GPUs exchange through NCCL, and each rank has one. `streams`: on GPUs, queues run side by
-// side. `oracle`: every value has memory of its own.
-// `interleaving`, on CPUs: every rank and step runs its operations in another order that the queues
-// and their events allow, drawn from this seed (support/interleaving.h).
+// these are too few, and they run as if they did. `capture`: the second step is captured as a
+// graph, the third one replays it. `nccl`: GPUs exchange through NCCL, and each rank has one.
+// `streams`: each rank has a GPU, on which queues run side by side. `oracle`: every value has
+// memory of its own. `interleaving`, on CPUs: every rank and step runs its operations in another
+// order that the queues and their events allow, drawn from this seed (support/interleaving.h).
 struct RunOn {
   Device device = Device::cpu;
   bool capture = false;

@@ -105,7 +105,7 @@ void CudaInterpreter::make_streams() {
     is_used[static_cast<size_t>(program_.op(index).place.queue)] = true;
   }
   const bool has_several = std::count(is_used.begin(), is_used.end(), true) > 1;
-  if (!has_several || options_.one_stream || !plan_.dead_after.empty()) return;
+  if (!has_several || options_.shares_gpu || !plan_.dead_after.empty()) return;
   int lowest = 0;
   int highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities");
@@ -229,9 +229,11 @@ void CudaInterpreter::bind() {
   }
 }
 
-void CudaInterpreter::connect() {
+void CudaInterpreter::begin_run() {
   use_gpu(state_.gpu());
-  if (peers_ == nullptr || is_connected_) return;
+  if (peers_ == nullptr) return;
+  if (options_.shares_gpu) peers_->barrier_on_host(pool_);
+  if (is_connected_) return;
   std::vector<CudaKernelArguments*> arguments;
   for (BoundOp& op : ops_) arguments.push_back(&op.arguments);
   peers_->connect(arguments, pool_);
@@ -364,7 +366,7 @@ std::vector<WorkSpan> CudaInterpreter::run_profiled() {
 }
 
 void CudaInterpreter::run_untraced() {
-  connect();
+  begin_run();
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
   if (options_.capture && runs_ == captured_run()) {
     capture();
@@ -382,7 +384,7 @@ void CudaInterpreter::run_untraced() {
 }
 
 void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
-  connect();
+  begin_run();
   copy_inputs();
   wait(stream_, "copying the inputs to the GPU");
   for (size_t index = 0; index < ops_.size(); ++index) {

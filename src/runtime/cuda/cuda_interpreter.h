@@ -12,7 +12,7 @@
 // ended before the metrics are copied, both of which is the compute queue's work. Communication and
 // copies have a higher priority than it: what they do is little, and others wait for it. A program
 // that uses one queue has one stream and no events. So have oracle plans, whose dead values are
-// poisoned in the order of the program, and interpreters with `one_stream`.
+// poisoned in the order of the program, and interpreters of ranks that share a GPU.
 //
 // Operations that reach other ranks need the communicators of this rank. Their first run connects
 // the GPUs (peer_connection.h): all ranks must be in it at the same time. A rank that does not come
@@ -106,8 +106,8 @@ class CudaInterpreter final : public Interpreter {
   CUevent_st* make_event();
   void bind();
   void bind_events();
-  // Before the first run.
-  void connect();
+  // Of one rank among several: with the others, if it must; the first run connects them.
+  void begin_run();
   CUstream_st* stream_of(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
   std::byte* scratch_of(Queue queue) const;
   // Lets all streams begin after what the compute queue has been given, and it go on after what
