@@ -8,23 +8,14 @@ Usage: calibrate_test.py TROUPE SOURCE_FOLDER
 import json
 import pathlib
 import re
-import signal
-import subprocess
 import sys
-import time
 import tomllib
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import HERE, command, main, run
+from program_runs import HERE, interrupt, main, run
 
 MODEL = ["--model", "mixtral-tiny", "--seq-length", 32]
-
-
-def catches_sigint(process):
-    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 class Calibrate(unittest.TestCase):
@@ -60,14 +51,9 @@ class Calibrate(unittest.TestCase):
 
     def test_an_interrupt_leaves_nothing(self):
         path = HERE.folder / "interrupted.toml"
-        with subprocess.Popen(command("bench", "--calibrate", path), stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
-            while process.poll() is None and not catches_sigint(process):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate()
-        self.assertEqual(process.returncode, 130, error)
-        self.assertIn("Interrupted; nothing was written.", error)
+        ended = interrupt("bench", "--calibrate", path)
+        self.assertEqual(ended.returncode, 130, ended.stderr)
+        self.assertIn("Interrupted; nothing was written.", ended.stderr)
         self.assertEqual(list(HERE.folder.glob("interrupted*")), [])
 
     def test_files_that_it_must_not_write(self):

@@ -13,7 +13,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import HERE, main, run
+from program_runs import HERE, interrupt, main, run
 
 CASE = ["--model", "quickstart", "--seq-length", 128, "--bf16"]
 BATCH = ["--global-batch-size", 64]
@@ -85,6 +85,11 @@ class PlanSearch(unittest.TestCase):
             result = run("plan", *CASE, *flags)
             self.assertEqual(result.returncode, 2, result.stdout)
             self.assertIn(words, result.stderr)
+
+    def test_an_interrupt_ends_the_search_with_what_it_has(self):
+        ended = interrupt("plan", *CASE, *BATCH, "--gpus", "64xh100", "--search", "--json")
+        self.assertEqual(ended.returncode, 130, ended.stderr)
+        self.assertTrue(json.loads(ended.stdout)["interrupted"])
 
     def test_files_that_are_not_replaced(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -39,6 +39,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, path):
         super().__init__()
         self.references, self.inside, self.data, self.texts = [], None, None, ""
+        self.data_lines = 0
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)
 
@@ -50,6 +51,7 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data):
         if self.inside == "data" and self.data is None:
             self.data = json.loads(data)
+            self.data_lines = data.strip().count("\n") + 1
         elif self.inside == "style":
             self.texts += data
 
@@ -79,6 +81,7 @@ class Report(unittest.TestCase):
 
     def assert_self_contained(self, page):
         self.assertEqual(page.references, [])
+        self.assertEqual(page.data_lines, 1, "data are not laid out for people")
         self.assertNotRegex(page.texts, r"url\(|@import")
         self.assertIn("default-src 'none'", page.text)
         # The names of projects in the comments of the library's licence.

@@ -208,7 +208,7 @@ TEST(HfTokenizer, FolderWithConfiguration) {
 
 struct Wrong {
   ExitStatus status;
-  const char* message;
+  std::string message;
   std::function<void(json&)> change;
 };
 
@@ -277,6 +277,10 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
        [](json& f) {
          f["normalizer"] = {{"type", "Sequence"},
                             {"normalizers", {{{"type", "NFC"}}, {{"type", "NFKC"}}}}};
+       }},
+      {kUnsupported, "normalizer.type is \"" + std::string(100, 'x') + "\"; only NFC",
+       [](json& f) {
+         f["normalizer"] = {{"type", std::string(200, 'x')}};
        }},
       {kUnsupported, "pre_tokenizer is not given", [](json& f) { f["pre_tokenizer"] = nullptr; }},
       {kUnsupported, "pre_tokenizer.type is \"Metaspace\"",

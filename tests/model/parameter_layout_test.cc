@@ -227,6 +227,11 @@ TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
                  {"--expert-model-parallel-size 3", "number of experts, 8", "Nearest: 2 or 4."});
   expect_refused(config, sizes(3, 1, 1, 3), 64,
                  {"--expert-tensor-parallel-size 3", "experts' inner size, 8"});
+  ModelConfig dense = config;
+  dense.num_experts = 0;
+  expect_refused(dense, sizes(2, 1, 2, 1), 64,
+                 {"--expert-model-parallel-size 2", "no experts. Leave it out."});
+  EXPECT_EQ(check_layout(dense, Layout(sizes(2, 1, 2, 1)), 64)->nearest, std::vector<int64_t>{1});
   LayoutOptions context = sizes(4, 1, 1, 1);
   context.context_parallel = 4;
   ASSERT_FALSE(check_layout(config, Layout(context), 64));

@@ -147,6 +147,16 @@ TEST(ModelState, NormsStartAtOneAndDoNotDecay) {
   EXPECT_EQ(norms, 5) << "two of the layer, queries, keys, final";
 }
 
+TEST(ModelState, GainsOfZeroCentredNormsStartAtZero) {
+  ModelConfig config = dense_model(1);
+  config.zero_centered_gamma = true;
+  const ModelState state = declare_model_state(config, DType::f32, true);
+  for (const Parameter& parameter : state.parameters) {
+    if ((*state.table)[parameter.value].shape.rank() > 1) continue;
+    EXPECT_EQ(initial_value(parameter, 1, 0), 0.0) << parameter.name;
+  }
+}
+
 std::vector<double> values(const Parameter& parameter, uint64_t seed, int64_t count) {
   std::vector<double> all;
   for (int64_t i = 0; i < count; ++i) all.push_back(initial_value(parameter, seed, i));

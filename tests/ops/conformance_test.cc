@@ -110,6 +110,20 @@ TEST_P(Conformance, EachGradientAloneIsThatAmongAll) {
   }
 }
 
+// Programs, profiles and messages are read by these names. One of several results of an operation
+// has a point in its name; a cotangent that a rule hands through keeps its own.
+TEST_P(Conformance, GradientsAreNamedAfterTheirInputs) {
+  if (GetParam().spec->differentiate == nullptr) return;
+  const SampleRun run(GetParam().sample, {.dtype = DType::f64});
+  for (size_t i = 0; i < run.inputs().size(); ++i) {
+    const ValueId gradient = run.gradient_ids()[i];
+    if (!gradient.valid() || run.program().value(gradient).role == Role::input) continue;
+    const std::string& input = run.program().value(run.inputs()[i].id).name;
+    const std::string& name = run.program().value(gradient).name;
+    if (name.find('.') == std::string::npos) EXPECT_EQ(name, "d_" + input);
+  }
+}
+
 TEST_P(Conformance, PaddingNeverMatters) {
   SampleRun poisoned(GetParam().sample, {.dtype = DType::f32, .poison_padding = true});
   SampleRun clean(GetParam().sample, {.dtype = DType::f32, .poison_padding = false});

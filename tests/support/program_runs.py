@@ -7,9 +7,11 @@ program and the source folder from the command line. One process, one test file.
 import json
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 
@@ -47,6 +49,23 @@ def run(*arguments, **options):
     """Runs troupe to its end."""
     return subprocess.run(command(*arguments), stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, errors="replace", check=False, **options)
+
+
+def interrupt(*arguments):
+    """Runs troupe until it catches SIGINT, sends that, and waits for the end."""
+    with subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        while process.poll() is None and not catches_sigint(process):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        output, error = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def catches_sigint(process):
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 def write_config(**changes):

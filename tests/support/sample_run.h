@@ -53,6 +53,8 @@ class SampleRun {
   std::vector<std::vector<double>> results() const;
   std::vector<std::vector<double>> gradients() const;
   double objective() const;
+  // By input; invalid where there is none.
+  const std::vector<ValueId>& gradient_ids() const { return gradient_ids_; }
 
   const Program& program() const { return *program_; }
 

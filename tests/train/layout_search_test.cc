@@ -244,6 +244,7 @@ TEST_F(LayoutSearchTest, CostsOfALayerDoNotDependOnThePipeline) {
   EXPECT_GT(one.head, 0);
   EXPECT_GT(one.update_of_layer, 0);
   EXPECT_GT(one.layer_bytes, 0);
+  EXPECT_GT(one.rest_bytes, 0);
 }
 
 // 3 of the first 8 layers have experts, and the layers do not repeat.

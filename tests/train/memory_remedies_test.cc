@@ -23,5 +23,29 @@ TEST(MemoryRemedies, EndWithMoreMachinesThatHaveAsMuchMemory) {
   EXPECT_LE(machines.bytes, plenty);
 }
 
+// Whether the room for experts is not limited yet, or is by more than is usual.
+TEST(MemoryRemedies, LessRoomForExpertsWhereTheyHaveMore) {
+  const auto proposes = [](std::vector<std::string> limit) {
+    std::vector<std::string> words = {"plan",       "--model",
+                                      "quickstart", "--seq-length",
+                                      "128",        "--micro-batch-size",
+                                      "8",          "--ranks",
+                                      "4",          "--expert-model-parallel-size",
+                                      "4"};
+    words.insert(words.end(), limit.begin(), limit.end());
+    const Options options = parse_command_line(words).options;
+    const uint64_t plenty = uint64_t{1} << 40;
+    bool found = false;
+    for (const MemoryRemedy& each : find_remedies(options, /*rank=*/0, plenty, plenty)) {
+      found |= each.flags == "--moe-expert-rank-capacity-factor 1.5";
+    }
+    return found;
+  };
+  EXPECT_TRUE(proposes({}));
+  EXPECT_TRUE(proposes({"--moe-expert-rank-capacity-factor", "0"}));
+  EXPECT_TRUE(proposes({"--moe-expert-rank-capacity-factor", "4"}));
+  EXPECT_FALSE(proposes({"--moe-expert-rank-capacity-factor", "1.25"}));
+}
+
 }  // namespace
 }  // namespace troupe
