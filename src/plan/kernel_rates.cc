@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include "ops/precision/scale_blocks.h"
@@ -30,8 +31,8 @@ struct Shares {
   Share experts_weight_gradient;
   Share attention;  // by the keys of a query, with heads of 128 elements
   Share attention_gradient;
-  // Whether shares of attention depend on keys and the size of heads, those of experts on depths
-  // and tiles: as those of tensor cores do.
+  // Whether shares of attention depend on the size of heads, those of experts on depths and tiles:
+  // as those of tensor cores do.
   bool by_shapes = false;
   // A weight gradient of experts adds its sums to main gradients once they are complete, so its
   // bytes take time beside its products: this part of it, added as in a right triangle.
@@ -59,13 +60,13 @@ constexpr Shares kOfGpu = {.dense = 0.92,
                            .ramp_seconds = 1.5e-6};
 constexpr Shares kOfCpu = {.dense = 0.87,
                            .dense_weight_gradient = 0.79,
-                           .experts = {.most = 0.95, .half = 12},
-                           .experts_in_pairs = {.most = 0.95, .half = 12},
-                           .experts_weight_gradient = {.most = 0.95, .half = 12},
-                           .attention = {.most = 0.39},
-                           .attention_gradient = {.most = 0.50},
-                           .memory_bound = 0.45,
-                           .update = 1,
+                           .experts = {.most = 0.95, .half = 16},
+                           .experts_in_pairs = {.most = 0.95, .half = 16},
+                           .experts_weight_gradient = {.most = 0.95, .half = 16},
+                           .attention = {.most = 0.63, .half = 78},
+                           .attention_gradient = {.most = 0.78, .half = 64},
+                           .memory_bound = 1,
+                           .update = 1.7,
                            .ramp_seconds = 1e-5};
 
 const Shares& shares_on(const DeviceTraits& traits) {
@@ -148,12 +149,13 @@ double heads_of(const OpView& op) {
 double share_of_attention(const OpView& op, const Shares& shares, double flops) {
   const bool is_gradient = has(op.op.spec->name, "gradient");
   const Share& share = is_gradient ? shares.attention_gradient : shares.attention;
-  if (!shares.by_shapes) return share.most;
   const Value& result = is_gradient ? op.input(0) : op.output(0);
-  const double size = static_cast<double>(result.shape.back()) / heads_of(op);
   // Two products with each key forwards, five in the gradient.
   const double of_key = 2 * (is_gradient ? 5 : 2) * static_cast<double>(result.shape.elements());
-  return share.of(flops / of_key) * share_of_heads(size, is_gradient);
+  const double of_keys = share.of(flops / of_key);
+  if (!shares.by_shapes) return of_keys;
+  const double size = static_cast<double>(result.shape.back()) / heads_of(op);
+  return of_keys * share_of_heads(size, is_gradient);
 }
 
 // Codes that no kernel multiplies are made bf16 numbers again.
@@ -215,10 +217,11 @@ double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTra
 
 double share_of_copy(const Op& op, const DeviceTraits& traits) {
   const Shares& shares = shares_on(traits);
-  if (traits.compute_capability != kNoGpu) {
-    for (const KernelShare& kernel : kMemoryShares) {
-      if (kernel.kind == op.spec->name) return kernel.share;
-    }
+  const std::span<const KernelShare> kernels =
+      traits.compute_capability == kNoGpu ? std::span<const KernelShare>(kMemorySharesOfCpu)
+                                          : kMemoryShares;
+  for (const KernelShare& kernel : kernels) {
+    if (kernel.kind == op.spec->name) return kernel.share;
   }
   return part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
 }

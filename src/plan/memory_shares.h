@@ -1,6 +1,6 @@
-// What kernels reach of the bandwidth of a copy, on a GPU, where it is far from what others do
-// (kernel_rates.h). Measured in the steps of docs/benchmarks/plan_time.md on an H100: medians over
-// operations of 20 MB and more, or of what there is.
+// What kernels reach of the bandwidth of a copy where it is far from what others do
+// (kernel_rates.h). Measured in the steps of docs/benchmarks/plan_time.md: on an H100, medians over
+// operations of 20 MB and more, or of what there is; on a CPU of two threads.
 #pragma once
 
 #include <array>
@@ -44,6 +44,32 @@ inline constexpr std::array kMemoryShares = {
     KernelShare{"row_gate_gradient", 0.57},
     KernelShare{"split_column_groups", 0.67},
     KernelShare{"squared_norm", 1.04},
+};
+
+// On CPUs most kinds read and write as fast as a copy, which also fetches what it overwrites; these
+// compute more, or have few rows for their threads.
+inline constexpr std::array kMemorySharesOfCpu = {
+    KernelShare{"causal_conv", 0.33},
+    KernelShare{"causal_conv_gradient", 0.16},
+    KernelShare{"causal_conv_weight_gradient", 0.20},
+    KernelShare{"cross_entropy", 0.42},
+    KernelShare{"delta_gates", 0.025},
+    KernelShare{"delta_gates_gradient", 0.07},
+    KernelShare{"delta_gates_parameter_gradient", 0.03},
+    KernelShare{"gated_delta_rule", 0.07},
+    KernelShare{"gated_delta_rule_gradient", 0.026},
+    KernelShare{"gated_norm", 0.65},
+    KernelShare{"gated_norm_gradient", 0.38},
+    KernelShare{"gated_norm_weight_gradient", 0.69},
+    KernelShare{"join_column_groups", 0.28},
+    KernelShare{"load_balancing_loss", 0.015},
+    KernelShare{"load_balancing_loss_gradient", 0.028},
+    KernelShare{"qk_norm_rope_weight_gradient", 0.44},
+    KernelShare{"router_entropy", 0.013},
+    KernelShare{"router_topk", 0.016},
+    KernelShare{"router_topk_gradient", 0.06},
+    KernelShare{"split_column_groups", 0.23},
+    KernelShare{"squared_norm", 1.05},
 };
 
 }  // namespace troupe

@@ -214,6 +214,30 @@ TEST(PostGroup, CountsMayChangeOnceTheirSumIsThere) {
   EXPECT_EQ(wrong[1], 0);
 }
 
+// Longer than two of the pieces in which it travels, and none.
+TEST(PostGroup, GathersBytesOfAnyLength) {
+  std::string longest((size_t{33} << 20) + 1, '\0');
+  for (size_t i = 0; i < longest.size(); ++i) longest[i] = static_cast<char>(i * 2654435761U >> 16);
+  auto [first_wire, second_wire] = make_wire();
+  std::thread second([&, wire = std::move(second_wire)]() mutable {
+    const auto post = post_over(std::move(wire), 1);
+    PostGroup group(*post, std::chrono::seconds(60), {});
+    EXPECT_TRUE(group.gather(1, longest).empty());
+    EXPECT_TRUE(group.gather(1, "").empty());
+    group.finish();
+  });
+  {
+    const auto post = post_over(std::move(first_wire), 0);
+    PostGroup group(*post, std::chrono::seconds(60), {});
+    const std::vector<std::string> bytes = group.gather(0, "own");
+    EXPECT_EQ(bytes.at(0), "own");
+    EXPECT_TRUE(bytes.at(1) == longest);
+    EXPECT_EQ(group.gather(0, ""), std::vector<std::string>(2));
+    group.finish();
+  }
+  second.join();
+}
+
 TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {
   const std::string message =
       message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2Jb\nc"}));

@@ -155,8 +155,26 @@ TEST_F(LoadedStep, AProcessorIsFastWithFewRows) {
   use("allgather");
   cluster_.model.traits.compute_capability = kNoGpu;
   ramp_ = 1e-5;
-  // There r rows reach r / (r + 12) of the best rate.
-  EXPECT_NEAR(ratio("grouped_linear", with_load(1.5)), (1.5 * 256 + 12) / (256 + 12), 1e-6);
+  // There r rows reach r / (r + 16) of the best rate.
+  EXPECT_NEAR(ratio("grouped_linear", with_load(1.5)), (1.5 * 256 + 16) / (256 + 16), 1e-6);
+}
+
+TEST_F(LoadedStep, AProcessorsAttentionIsFastWithManyKeys) {
+  const auto seconds = [&](const std::string& sequence) {
+    use("alltoall --seq-length " + sequence);
+    cluster_.model.traits.compute_capability = kNoGpu;
+    ramp_ = 1e-5;
+    const TimedProgram timed = this->timed({});
+    double sum = 0;
+    for (int32_t i = 0; i < program_->op_count(); ++i) {
+      if (std::string_view(program_->op(i).spec->name) != "attention") continue;
+      sum += timed.operations[static_cast<size_t>(i)].seconds - ramp_;
+    }
+    return sum;
+  };
+  // A query has half of the sequence's keys, and itself. With n keys the rate is n / (n + 78) of
+  // the best, so a query takes as long as n + 78 keys would at that.
+  EXPECT_NEAR(seconds("512") / seconds("256"), 2 * (256.5 + 78) / (128.5 + 78), 1e-6);
 }
 
 TEST_F(LoadedStep, RowsPaddedToACapacityAreTheSameForAnyLoad) {
