@@ -40,6 +40,7 @@ struct Shares {
   // Of the bandwidth of a copy.
   double memory_bound = 0;
   double update = 0;
+  std::span<const KernelShare> kinds;  // with a share of their own
   // Of copies from or to the host, by an update that reads and writes its state there.
   double state_on_host = 1;
   // Of each kernel, until all multiprocessors or threads work.
@@ -56,6 +57,7 @@ constexpr Shares kOfGpu = {.dense = 0.92,
                            .bytes_beside_products = 1.15,
                            .memory_bound = 0.97,
                            .update = 0.95,
+                           .kinds = kMemoryShares,
                            .state_on_host = 0.77,
                            .ramp_seconds = 1.5e-6};
 constexpr Shares kOfCpu = {.dense = 0.87,
@@ -67,6 +69,7 @@ constexpr Shares kOfCpu = {.dense = 0.87,
                            .attention_gradient = {.most = 0.78, .half = 64},
                            .memory_bound = 1,
                            .update = 1.7,
+                           .kinds = kMemorySharesOfCpu,
                            .ramp_seconds = 1e-5};
 
 const Shares& shares_on(const DeviceTraits& traits) {
@@ -217,10 +220,7 @@ double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTra
 
 double share_of_copy(const Op& op, const DeviceTraits& traits) {
   const Shares& shares = shares_on(traits);
-  const std::span<const KernelShare> kernels =
-      traits.compute_capability == kNoGpu ? std::span<const KernelShare>(kMemorySharesOfCpu)
-                                          : kMemoryShares;
-  for (const KernelShare& kernel : kernels) {
+  for (const KernelShare& kernel : shares.kinds) {
     if (kernel.kind == op.spec->name) return kernel.share;
   }
   return part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
