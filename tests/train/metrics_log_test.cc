@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
@@ -12,11 +11,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <sys/resource.h>
 #include <vector>
 
 #include "base/error.h"
 #include "options/options.h"
+#include "support/full_disk.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -228,53 +227,43 @@ TEST_F(MetricsLogFile, HeadersOfStartsThatAreDoneAgainAreDropped) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{0, 1, 2, 3, 3, 4, 5}));
 }
 
-// The limit on file sizes stands for a full disk: it makes write(2) fail in the middle of a line.
 TEST_F(MetricsLogFile, LinesWaitForRoomOnTheDisk) {
-  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 1000;
   std::vector<std::string> warnings;
   {
     MetricsLog log(path, 0, [&](const std::string& line) { warnings.push_back(line); });
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-    for (int64_t number = 1; number <= 20; ++number) log.training(step(number));
+    {
+      const testing::FullDisk disk(1000);
+      for (int64_t number = 1; number <= 20; ++number) log.training(step(number));
+    }
     EXPECT_EQ(warnings.size(), 1U);
     EXPECT_NE(warnings.at(0).find("metrics.jsonl cannot be written: File too large"),
               std::string::npos)
         << warnings.at(0);
     EXPECT_LT(lines().size(), 10U);
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
     log.training(step(21));
     EXPECT_EQ(warnings.size(), 2U);
   }
-  std::signal(SIGXFSZ, ignored);
   ASSERT_EQ(steps().size(), 21U) << "without a gap, and no line is cut";
   EXPECT_EQ(steps().back(), 21);
 }
 
 // 64 MiB of lines wait at most; the lines that are lost are counted once.
 TEST_F(MetricsLogFile, LinesAreLostWhereTooManyWait) {
-  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 0;
   const RunHeader large{.step = 1, .host = std::string(size_t{2} << 20, 'x')};
   std::vector<std::string> warnings;
   {
     MetricsLog log(path, 0, [&](const std::string& line) { warnings.push_back(line); });
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-    for (int i = 0; i < 34; ++i) log.header(large);
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    {
+      const testing::FullDisk disk(0);
+      for (int i = 0; i < 34; ++i) log.header(large);
+    }
     log.training(step(2));
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-    log.training(step(3));
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    {
+      const testing::FullDisk disk(0);
+      log.training(step(3));
+    }
     log.training(step(4));
   }
-  std::signal(SIGXFSZ, ignored);
   EXPECT_EQ(steps().size(), 31U + 3U);
   ASSERT_EQ(warnings.size(), 4U);
   EXPECT_TRUE(warnings[1].ends_with(" is written again; 3 lines are lost.")) << warnings[1];

@@ -1,14 +1,13 @@
 // What a run says of its steps.
 #include "train/run_log.h"
 
-#include <csignal>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <sstream>
 #include <string_view>
-#include <sys/resource.h>
 
 #include "support/files.h"
+#include "support/full_disk.h"
 
 namespace troupe {
 namespace {
@@ -67,21 +66,16 @@ TEST(RunLog, WarnsOnceOfCurvesThatCannotBeWritten) {
   spec.tensorboard_folder = folder / "curves";
   RunLog log(spec, /*leads=*/true);
   log.open("", {}, "", {.quiet = true});
-  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 4096;  // of the curves, and of what this test captures
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   ::testing::internal::CaptureStderr();
-  for (int64_t number = 1; number <= 50; ++number) {
-    StepMetrics metrics;
-    metrics.step = number;
-    log.step(metrics, /*logged=*/true);
+  {
+    const testing::FullDisk disk(4096);
+    for (int64_t number = 1; number <= 50; ++number) {
+      StepMetrics metrics;
+      metrics.step = number;
+      log.step(metrics, /*logged=*/true);
+    }
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, ignored);
   constexpr std::string_view kWarning = "goes on without --tensorboard-dir";
   ASSERT_NE(said.find(kWarning), std::string::npos) << said;
   EXPECT_EQ(said.find(kWarning), said.rfind(kWarning)) << said;
