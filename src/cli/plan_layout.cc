@@ -31,7 +31,11 @@ std::vector<RankGroup> kinds_of(const Layout& layout) {
   for (int i = 0; i < kRankGroupCount; ++i) {
     const auto kind = static_cast<RankGroup>(i);
     const bool of_instances = kind >= RankGroup::dp_cp_within_instance;
-    if (!of_instances || layout.options().optimizer_instances > 1) kinds.push_back(kind);
+    if (of_instances && layout.options().optimizer_instances == 1) continue;
+    const bool of_nodes =
+        kind == RankGroup::etp_ep_across_nodes || kind == RankGroup::etp_ep_within_node;
+    if (of_nodes && layout.options().dispatch_node_ranks == 0) continue;
+    kinds.push_back(kind);
   }
   return kinds;
 }

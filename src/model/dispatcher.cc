@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -52,44 +55,68 @@ class AllGatherDispatcher : public Dispatcher {
   const LocalExpertsAttributes local_;
 };
 
+// What one exchange of rows between the ranks of a group has to know.
+struct RowStep {
+  RankGroup group = kDispatchGroup;
+  DispatchPlanAttributes plan;  // of the experts that the indices count
+  LocalExpertsAttributes local;
+  int64_t expected_rows = 0;
+  int64_t most_rows = 0;
+  std::string prefix = {};  // of names of what comes
+};
+
 class AllToAllDispatcher : public Dispatcher {
  public:
-  AllToAllDispatcher(Builder& builder, const DispatchPlanAttributes& plan,
-                     const LocalExpertsAttributes& local, int64_t expected_rows, int64_t most_rows)
-      : builder_(builder),
-        plan_(plan),
-        local_(local),
-        expected_rows_(expected_rows),
-        most_rows_(most_rows) {}
+  AllToAllDispatcher(Builder& builder, RowStep step) : builder_(builder), step_(std::move(step)) {}
 
   DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) override {
+    const DispatchPlanAttributes& plan = step_.plan;
     const auto top_k = static_cast<int32_t>(builder_.value(experts).shape[1]);
     // Each row that comes is one of an expert at least.
-    const int64_t all_tokens = plan_.ranks() * builder_.value(rows).shape[0];
-    exchange_ = exchange_counts(builder_, dispatch_plan(builder_, experts, plan_, "dispatch"),
-                                {.group = kDispatchGroup,
-                                 .copies = std::min(plan_.ranks(), top_k * plan_.slices),
-                                 .expected_received = expected_rows_,
-                                 .most_received = most_rows_ < all_tokens ? most_rows_ : 0},
-                                "received");
+    const int64_t all_tokens = plan.ranks() * builder_.value(rows).shape[0];
+    exchange_ =
+        exchange_counts(builder_, dispatch_plan(builder_, experts, plan, named("dispatch")),
+                        {.group = step_.group,
+                         .copies = std::min(plan.ranks(), top_k * plan.slices),
+                         .expected_received = step_.expected_rows,
+                         .most_received = step_.most_rows < all_tokens ? step_.most_rows : 0},
+                        named("received"));
     DispatchedTokens tokens;
-    tokens.rows = send_rows(builder_, rows, exchange_, "received_tokens");
-    tokens.probabilities = send_rows(builder_, probabilities, exchange_, "received_router_weights");
-    const ValueId chosen = send_rows(builder_, experts, exchange_, "received_chosen");
-    tokens.experts = local_experts(builder_, chosen, {}, local_, "local_experts");
+    tokens.rows = send_rows(builder_, rows, exchange_, named("received_tokens"));
+    tokens.probabilities =
+        send_rows(builder_, probabilities, exchange_, named("received_router_weights"));
+    const ValueId chosen = send_rows(builder_, experts, exchange_, named("received_chosen"));
+    tokens.experts = local_experts(builder_, chosen, {}, step_.local, named("local_experts"));
     return tokens;
   }
   ValueId collect(ValueId partial) override {
-    return return_rows(builder_, partial, exchange_, "moe_sum");
+    return return_rows(builder_, partial, exchange_, named("moe_sum"));
   }
 
  private:
+  std::string named(const char* name) const { return step_.prefix + name; }
+
   Builder& builder_;
-  const DispatchPlanAttributes plan_;
-  const LocalExpertsAttributes local_;
-  const int64_t expected_rows_;
-  const int64_t most_rows_;
+  const RowStep step_;
   RowExchange exchange_;
+};
+
+// To a rank of each node, and on from there. What the first step calls local experts are those of
+// the node.
+class HierarchicalDispatcher : public Dispatcher {
+ public:
+  HierarchicalDispatcher(Builder& builder, RowStep across_nodes, RowStep within_node)
+      : across_(builder, std::move(across_nodes)), within_(builder, std::move(within_node)) {}
+
+  DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) override {
+    const DispatchedTokens node = across_.dispatch(rows, probabilities, experts);
+    return within_.dispatch(node.rows, node.probabilities, node.experts);
+  }
+  ValueId collect(ValueId partial) override { return across_.collect(within_.collect(partial)); }
+
+ private:
+  AllToAllDispatcher across_;
+  AllToAllDispatcher within_;
 };
 
 class FlexDispatcher : public Dispatcher {
@@ -123,18 +150,63 @@ class FlexDispatcher : public Dispatcher {
   ValueId received_;
 };
 
-// The members of a dispatch group, in ascending order, by what they hold.
-DispatchPlanAttributes plan_of(const ModelConfig& config, const ModelPart& part) {
+// Of members in ascending order two that follow each other have either the same slice or the same
+// experts.
+DispatchPlanAttributes plan_of(int32_t experts, int32_t parts, int32_t slices, bool slices_first) {
+  return {.experts = experts,
+          .parts = parts,
+          .slices = slices,
+          .part_stride = slices_first ? slices : 1,
+          .slice_stride = slices_first ? 1 : parts};
+}
+
+bool are_slices_first(const ModelPart& part) {
   const Layout& layout = part.layout();
-  DispatchPlanAttributes plan{
-      .experts = config.num_experts, .parts = layout.ep(), .slices = layout.etp()};
+  if (layout.etp() == 1) return false;
   const std::vector<int32_t> members = layout.members(kDispatchGroup, part.rank);
-  // Of two members that follow each other, either the slice or the experts are the same.
-  const bool slices_first =
-      plan.slices > 1 && layout.expert_place(members[0]).ep == layout.expert_place(members[1]).ep;
-  plan.part_stride = slices_first ? plan.slices : 1;
-  plan.slice_stride = slices_first ? 1 : plan.parts;
-  return plan;
+  return layout.expert_place(members[0]).ep == layout.expert_place(members[1]).ep;
+}
+
+// From all ranks to all: what `alltoall` and `flex` do.
+RowStep single_step(const ModelConfig& config, const ModelPart& part, const DispatchLoad& load) {
+  const Layout& layout = part.layout();
+  const int32_t count = config.num_experts / layout.ep();
+  const double copies = expected_copies(config, layout.ep(), layout.etp());
+  return {.plan = plan_of(config.num_experts, layout.ep(), layout.etp(), are_slices_first(part)),
+          .local = {.first = part.expert().ep * count, .count = count},
+          .expected_rows = std::llround(copies * static_cast<double>(load.tokens)),
+          .most_rows = load.most_rows};
+}
+
+std::unique_ptr<Dispatcher> make_hierarchical(Builder& builder, const ModelConfig& config,
+                                              const ModelPart& part, const DispatchLoad& load) {
+  const Layout& layout = part.layout();
+  RowStep within = single_step(config, part, load);
+  const GroupPlace node = layout.place_in(RankGroup::etp_ep_within_node, part.rank);
+  if (node.ranks == 1 || node.ranks == dispatch_ranks(part)) {
+    return std::make_unique<AllToAllDispatcher>(builder, std::move(within));
+  }
+  // A node has all slices of some experts or some slices of an expert, where slices come first;
+  // else some experts of one slice, or all experts of some slices (Layout::check_nodes).
+  const bool slices_first = are_slices_first(part);
+  const int32_t parts =
+      slices_first ? std::max(1, node.ranks / layout.etp()) : std::min(node.ranks, layout.ep());
+  const int32_t slices = node.ranks / parts;
+  const int32_t nodes_of_experts = layout.ep() / parts;
+  const int32_t nodes_of_slices = layout.etp() / slices;
+  const int32_t experts = config.num_experts / nodes_of_experts;
+  const double copies = expected_copies(config, nodes_of_experts, nodes_of_slices);
+  RowStep across{
+      .group = RankGroup::etp_ep_across_nodes,
+      .plan = plan_of(config.num_experts, nodes_of_experts, nodes_of_slices, slices_first),
+      .local = {.first = part.expert().ep / parts * experts, .count = experts},
+      .expected_rows = std::llround(copies * static_cast<double>(load.tokens)),
+      .most_rows = std::numeric_limits<int64_t>::max(),
+      .prefix = "node_"};
+  within.group = RankGroup::etp_ep_within_node;
+  within.plan = plan_of(experts, parts, slices, slices_first);
+  within.local.first = part.expert().ep % parts * within.local.count;
+  return std::make_unique<HierarchicalDispatcher>(builder, std::move(across), std::move(within));
 }
 
 }  // namespace
@@ -147,6 +219,8 @@ std::string_view name_of(TokenDispatcher dispatcher) {
       return "alltoall";
     case TokenDispatcher::flex:
       return "flex";
+    case TokenDispatcher::hierarchical:
+      return "hierarchical";
   }
   return {};
 }
@@ -169,18 +243,16 @@ std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig&
                                             const DispatchLoad& load) {
   const int32_t ranks = dispatch_ranks(part);
   if (ranks == 1) return std::make_unique<NoDispatcher>();
-  const int32_t count = config.num_experts / part.layout().ep();
-  const LocalExpertsAttributes local{.first = part.expert().ep * count, .count = count};
-  const double copies = expected_copies(config, part.layout().ep(), part.layout().etp());
-  const int64_t rows = std::llround(copies * static_cast<double>(load.tokens));
+  RowStep step = single_step(config, part, load);
   switch (kind) {
     case TokenDispatcher::allgather:
-      return std::make_unique<AllGatherDispatcher>(builder, ranks, local);
+      return std::make_unique<AllGatherDispatcher>(builder, ranks, step.local);
     case TokenDispatcher::alltoall:
-      return std::make_unique<AllToAllDispatcher>(builder, plan_of(config, part), local, rows,
-                                                  load.most_rows);
+      return std::make_unique<AllToAllDispatcher>(builder, std::move(step));
     case TokenDispatcher::flex:
-      return std::make_unique<FlexDispatcher>(builder, plan_of(config, part), local, rows);
+      return std::make_unique<FlexDispatcher>(builder, step.plan, step.local, step.expected_rows);
+    case TokenDispatcher::hierarchical:
+      return make_hierarchical(builder, config, part, load);
   }
   TROUPE_CHECK(false, "a dispatcher");
   return nullptr;

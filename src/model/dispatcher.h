@@ -1,13 +1,14 @@
 // Dispatchers: how the tokens of an MoE block reach the ranks that hold their experts, and how the
 // experts' results come back. They differ in what is sent; outputs and gradients are the same bits
-// with all of them (docs/layouts.md).
+// with all of them but `hierarchical` (docs/layouts.md).
 //
 // The ranks of one RankGroup::etp_ep hold one replica of all experts: EP divides the experts, ETP
 // divides each of them. Every rank has tokens of its own. A dispatcher lays out rows of tokens, of
 // all the group's ranks, for this rank's experts: by source rank, and for each source in the order
 // of its tokens. What the experts make of them are partial rows: a token's sum over its experts of
 // this rank, ascending, rounded to the type of the activations. A token's result is the sum of its
-// partial rows in ascending order of ranks, in the accumulation dtype, rounded once.
+// partial rows in ascending order of ranks, in the accumulation dtype, rounded once. `hierarchical`
+// makes such sums on each node, and then sums and rounds those.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,9 @@ enum class TokenDispatcher : uint8_t {
   allgather,  // every rank gets every token
   alltoall,   // a rank gets the tokens that chose its experts, each once
   flex,       // the same tokens, which the source writes into its own section at the receiver
+  // A node gets the tokens that chose its experts, each once; there they go on to the ranks as with
+  // alltoall. What a node is, LayoutOptions::dispatch_node_ranks says.
+  hierarchical,
 };
 std::string_view name_of(TokenDispatcher dispatcher);
 

@@ -139,6 +139,23 @@ StateSharding sharding_of(const Options& options) {
   return is_sharded ? StateSharding::optimizer : StateSharding::none;
 }
 
+// 0: tokens reach their experts in one step.
+int32_t dispatch_node_ranks_of(const Options& options) {
+  const bool in_two_steps = options.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
+  if (in_two_steps && !options.moe_dispatch_ranks_per_node) {
+    throw_bad_request(
+        "--moe-token-dispatcher-type hierarchical: say how many ranks a node has, with "
+        "--moe-dispatch-ranks-per-node N.");
+  }
+  if (!in_two_steps && options.moe_dispatch_ranks_per_node) {
+    throw_bad_request(fmt::format(
+        "--moe-dispatch-ranks-per-node {}: it belongs to --moe-token-dispatcher-type hierarchical; "
+        "add that.",
+        *options.moe_dispatch_ranks_per_node));
+  }
+  return options.moe_dispatch_ranks_per_node.value_or(0);
+}
+
 // All but the places of the embedding, which follow from the stages.
 LayoutOptions sizes_of(const Options& options, const ModelConfig& config) {
   LayoutOptions asked;
@@ -149,6 +166,7 @@ LayoutOptions sizes_of(const Options& options, const ModelConfig& config) {
   asked.expert_parallel = options.expert_model_parallel_size;
   asked.expert_tensor_parallel = expert_tensor_parallel_of(options);
   asked.optimizer_instances = options.num_distributed_optimizer_instances;
+  asked.dispatch_node_ranks = dispatch_node_ranks_of(options);
   // Without it every rank of a tp group would send the same tokens to the experts.
   asked.sequence_parallel = options.sequence_parallel || config.num_experts > 0;
   asked.key_value_heads = config.num_query_groups;

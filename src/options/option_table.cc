@@ -92,9 +92,11 @@ constexpr std::string_view kTokenizerTypes[] = {"byte",
                                                 "TikTokenizer",
                                                 "NullTokenizer"};
 constexpr std::string_view kTiktokenPatterns[] = {"v1", "v2"};
-constexpr Choice<TokenDispatcher> kTokenDispatchers[] = {{"allgather", TokenDispatcher::allgather},
-                                                         {"alltoall", TokenDispatcher::alltoall},
-                                                         {"flex", TokenDispatcher::flex}};
+constexpr Choice<TokenDispatcher> kTokenDispatchers[] = {
+    {"allgather", TokenDispatcher::allgather},
+    {"alltoall", TokenDispatcher::alltoall},
+    {"flex", TokenDispatcher::flex},
+    {"hierarchical", TokenDispatcher::hierarchical}};
 constexpr Choice<CpCommType> kContextExchanges[] = {{"p2p", CpCommType::p2p},
                                                     {"a2a", CpCommType::a2a},
                                                     {"allgather", CpCommType::allgather},
@@ -1226,6 +1228,15 @@ constexpr OptionSpec kOptions[] = {
      .group = kMoe,
      .metavar = "NAME",
      .help = "How tokens reach the experts of other ranks (--expert-model-parallel-size).",
+     .commands = kCompute},
+    {.name = "moe-dispatch-ranks-per-node",
+     .member = &Options::moe_dispatch_ranks_per_node,
+     .setting = Setting::dispatch_node_ranks,
+     .group = kMoe,
+     .metavar = "N",
+     .help = "With --moe-token-dispatcher-type hierarchical: the ranks of a node. A token crosses "
+             "the network once for each node that has one of its experts, and goes on from there.",
+     .range = at_least(1),
      .commands = kCompute},
     {.name = "moe-dispatch-fwd-dtype",
      .member = kChoiceMember<&Options::moe_dispatch_fwd_dtype, kMessageDtypes>,

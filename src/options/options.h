@@ -245,6 +245,7 @@ struct Options {
   bool moe_router_ignore_padding = false;
   std::optional<int32_t> moe_expert_row_multiple;
   TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::allgather;
+  std::optional<int32_t> moe_dispatch_ranks_per_node;
   double warn_load_imbalance = 0;
   double warn_dead_experts = 0;
   double warn_router_entropy = 0;

@@ -60,6 +60,7 @@ std::optional<Refusal> Layout::arrange() {
   set_strides();
   if (auto refusal = check_pipelines()) return refusal;
   if (auto refusal = check_instances()) return refusal;
+  if (auto refusal = check_nodes()) return refusal;
   if (options_.embedding_places.empty()) options_.embedding_places = {0, pp() - 1};
   std::vector<int32_t>& places = options_.embedding_places;
   std::sort(places.begin(), places.end());
@@ -206,6 +207,8 @@ struct Layout::Axes {
       case RankGroup::edp_across_instances:
         return {true, bit(kDp)};
       case RankGroup::etp_ep:
+      case RankGroup::etp_ep_across_nodes:
+      case RankGroup::etp_ep_within_node:
         return {true, bit(kTp) | bit(kEp)};
       case RankGroup::etp_ep_pp:
         return {true, bit(kTp) | bit(kEp) | bit(kPp)};
@@ -245,6 +248,43 @@ std::optional<Refusal> Layout::check_instances() const {
                                Setting::rank_order, fmt::format(" {}.", kDefaultRankOrder)}};
   }
   return std::nullopt;
+}
+
+// Whether each group of experts has equally many ranks on each node that it touches, as many as all
+// other groups, and on a node whole experts or slices of one.
+bool Layout::are_nodes_alike(int32_t node_ranks) const {
+  const auto fast = static_cast<size_t>(
+      expert_.strides[kTp] < expert_.strides[kEp] ? expert_.sizes[kTp] : expert_.sizes[kEp]);
+  size_t alike = 0;
+  return !any_group(RankGroup::etp_ep, [&](const std::vector<int32_t>& ranks) {
+    size_t begin = 0;
+    for (size_t i = 1; i <= ranks.size(); ++i) {
+      if (i < ranks.size() && ranks[i] / node_ranks == ranks[begin] / node_ranks) continue;
+      if (alike == 0) alike = i - begin;
+      if (i - begin != alike) return true;
+      begin = i;
+    }
+    return alike % fast != 0 && fast % alike != 0;
+  });
+}
+
+std::optional<Refusal> Layout::check_nodes() const {
+  constexpr Setting kSetting = Setting::dispatch_node_ranks;
+  const int32_t node_ranks = options_.dispatch_node_ranks;
+  if (node_ranks == 0) return std::nullopt;
+  if (auto refusal = refuse_unless_positive(node_ranks, kSetting)) return refusal;
+  if (are_nodes_alike(node_ranks)) return std::nullopt;
+  const std::vector<int64_t> nearest = nearest_values(node_ranks, world_size(), [&](int64_t ranks) {
+    return are_nodes_alike(static_cast<int32_t>(ranks));
+  });
+  return Refusal{
+      .setting = kSetting,
+      .message = {kSetting,
+                  fmt::format(" {}: the {} ranks that share the experts (ETP {} x EP {}) "
+                              "must lie on nodes in equal parts, each with whole experts "
+                              "or with slices of the same; nearest: {}.",
+                              node_ranks, etp() * ep(), etp(), ep(), text_of_values(nearest))},
+      .nearest = nearest};
 }
 
 DensePlace Layout::dense_place(int32_t rank) const {
@@ -313,6 +353,23 @@ std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int3
   return part;
 }
 
+// Of the ranks that share the experts with this one: those of its node, or one of each node.
+std::vector<int32_t> Layout::node_part(int32_t rank, bool within) const {
+  const int32_t node_ranks = options_.dispatch_node_ranks;
+  if (node_ranks == 0 && !within) return {rank};
+  std::vector<int32_t> all = neighbours(expert_, Axes::of(RankGroup::etp_ep).mask, rank);
+  if (node_ranks == 0) return all;
+  std::vector<int32_t> node;
+  for (const int32_t other : all) {
+    if (other / node_ranks == rank / node_ranks) node.push_back(other);
+  }
+  if (within) return node;
+  const auto place = static_cast<size_t>(std::find(node.begin(), node.end(), rank) - node.begin());
+  std::vector<int32_t> across;
+  for (size_t i = place; i < all.size(); i += node.size()) across.push_back(all[i]);
+  return across;
+}
+
 std::vector<int32_t> Layout::members(RankGroup kind, int32_t rank) const {
   TROUPE_CHECK(rank >= 0 && rank < world_size(), "a rank of this layout");
   const Axes axes = Axes::of(kind);
@@ -324,6 +381,10 @@ std::vector<int32_t> Layout::members(RankGroup kind, int32_t rank) const {
     case RankGroup::dp_cp_across_instances:
     case RankGroup::edp_across_instances:
       return instance_part(mesh, axes.mask, rank, /*within=*/false);
+    case RankGroup::etp_ep_within_node:
+      return node_part(rank, /*within=*/true);
+    case RankGroup::etp_ep_across_nodes:
+      return node_part(rank, /*within=*/false);
     default:
       break;
   }
@@ -362,6 +423,8 @@ GroupPlace Layout::place_in(RankGroup kind, int32_t rank) const {
       return {.place = all.place / block, .ranks = instances};
     case RankGroup::kv_replicas:
     case RankGroup::optimizer_instance:
+    case RankGroup::etp_ep_within_node:
+    case RankGroup::etp_ep_across_nodes:
     case RankGroup::embedding: {
       const std::vector<int32_t> ranks = members(kind, rank);
       const auto found = std::find(ranks.begin(), ranks.end(), rank);

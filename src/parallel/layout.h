@@ -34,7 +34,10 @@ struct LayoutOptions {
   int32_t expert_parallel = 1;                         // --expert-model-parallel-size
   std::optional<int32_t> expert_tensor_parallel = {};  // unset: as tensor_parallel
   int32_t optimizer_instances = 1;                     // --num-distributed-optimizer-instances
-  bool sequence_parallel = false;                      // --sequence-parallel
+  // Where tokens reach their experts in two steps: rank r is on node r / this many, and the ranks
+  // of a node exchange among each other what has come from other nodes. 0: in one step.
+  int32_t dispatch_node_ranks = 0;  // --moe-dispatch-ranks-per-node
+  bool sequence_parallel = false;   // --sequence-parallel
   // --rank-order: the leftmost dimension varies fastest. The dense mesh leaves ep out; the expert
   // mesh leaves cp out and reads tp as ETP and dp as EDP. A dimension that is not named must be 1.
   std::string order = std::string(kDefaultRankOrder);
@@ -141,9 +144,12 @@ class Layout {
   void set_strides();
   std::optional<Refusal> check_pipelines() const;
   std::optional<Refusal> check_instances() const;
+  std::optional<Refusal> check_nodes() const;
+  bool are_nodes_alike(int32_t node_ranks) const;
   std::vector<int32_t> neighbours(const Mesh& mesh, AxisMask mask, int32_t rank) const;
   std::vector<int32_t> instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
                                      bool within) const;
+  std::vector<int32_t> node_part(int32_t rank, bool within) const;
   GroupPlace place_along(const Mesh& mesh, AxisMask mask, int32_t rank) const;
   int32_t instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const;
 

@@ -36,6 +36,7 @@ enum class Setting : uint8_t {
   expert_parallel,
   expert_tensor_parallel,
   optimizer_instances,
+  dispatch_node_ranks,
   global_batch_size,
   sequence_length,
   no_linear_bias,

@@ -160,7 +160,7 @@ class Versions {
 
 bool is_expert_exchange(const Op& op) {
   return op.place.module != nullptr && op.place.module->exchanges_tokens &&
-         op.spec->group != nullptr && op.spec->group(op.attributes) == RankGroup::etp_ep;
+         op.spec->group != nullptr && exchanges_tokens(op.spec->group(op.attributes));
 }
 
 std::vector<int32_t> operations_beside(const Program& program, int32_t index) {

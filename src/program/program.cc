@@ -25,51 +25,30 @@ std::string_view name_of(Phase phase) {
 }
 
 std::string_view name_of(RankGroup group) {
-  switch (group) {
-    case RankGroup::world:
-      return "world";
-    case RankGroup::tp:
-      return "tp";
-    case RankGroup::cp:
-      return "cp";
-    case RankGroup::dp:
-      return "dp";
-    case RankGroup::pp:
-      return "pp";
-    case RankGroup::dp_cp:
-      return "dp-cp";
-    case RankGroup::tp_cp:
-      return "tp-cp";
-    case RankGroup::tp_dp_cp:
-      return "tp-dp-cp";
-    case RankGroup::tp_pp:
-      return "tp-pp";
-    case RankGroup::ep:
-      return "ep";
-    case RankGroup::etp:
-      return "etp";
-    case RankGroup::edp:
-      return "edp";
-    case RankGroup::etp_ep:
-      return "etp-ep";
-    case RankGroup::etp_ep_pp:
-      return "etp-ep-pp";
-    case RankGroup::embedding:
-      return "embedding";
-    case RankGroup::kv_replicas:
-      return "kv-replicas";
-    case RankGroup::dp_cp_within_instance:
-      return "dp-cp-within-instance";
-    case RankGroup::dp_cp_across_instances:
-      return "dp-cp-across-instances";
-    case RankGroup::edp_within_instance:
-      return "edp-within-instance";
-    case RankGroup::edp_across_instances:
-      return "edp-across-instances";
-    case RankGroup::optimizer_instance:
-      return "optimizer-instance";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, kRankGroupCount> kNames = {"world",
+                                                                           "tp",
+                                                                           "cp",
+                                                                           "dp",
+                                                                           "pp",
+                                                                           "dp-cp",
+                                                                           "tp-cp",
+                                                                           "tp-dp-cp",
+                                                                           "tp-pp",
+                                                                           "ep",
+                                                                           "etp",
+                                                                           "edp",
+                                                                           "etp-ep",
+                                                                           "etp-ep-across-nodes",
+                                                                           "etp-ep-within-node",
+                                                                           "etp-ep-pp",
+                                                                           "embedding",
+                                                                           "kv-replicas",
+                                                                           "dp-cp-within-instance",
+                                                                           "dp-cp-across-instances",
+                                                                           "edp-within-instance",
+                                                                           "edp-across-instances",
+                                                                           "optimizer-instance"};
+  return kNames[static_cast<size_t>(group)];
 }
 
 std::string_view name_of(Queue queue) {

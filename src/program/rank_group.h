@@ -10,19 +10,22 @@
 namespace troupe {
 
 enum class RankGroup : uint8_t {
-  world,        // all ranks
-  tp,           // tensor-parallel collectives, vocabulary-parallel loss
-  cp,           // attention over the whole sequence
-  dp,           // replicas of the dense model that see different samples
-  pp,           // one pipeline
-  dp_cp,        // reduces dense gradients; shards the dense optimizer state
-  tp_cp,        // token counts of auxiliary losses of one sequence
-  tp_dp_cp,     // expert bias, global auxiliary loss
-  tp_pp,        // one dense replica of the model
-  ep,           // dispatch of tokens to experts
-  etp,          // slices of one expert
-  edp,          // reduces expert gradients; shards the experts' optimizer state
-  etp_ep,       // dispatch when experts are sliced, too
+  world,     // all ranks
+  tp,        // tensor-parallel collectives, vocabulary-parallel loss
+  cp,        // attention over the whole sequence
+  dp,        // replicas of the dense model that see different samples
+  pp,        // one pipeline
+  dp_cp,     // reduces dense gradients; shards the dense optimizer state
+  tp_cp,     // token counts of auxiliary losses of one sequence
+  tp_dp_cp,  // expert bias, global auxiliary loss
+  tp_pp,     // one dense replica of the model
+  ep,        // dispatch of tokens to experts
+  etp,       // slices of one expert
+  edp,       // reduces expert gradients; shards the experts' optimizer state
+  etp_ep,    // dispatch when experts are sliced, too
+  // The same in two steps (LayoutOptions::dispatch_node_ranks).
+  etp_ep_across_nodes,  // one rank of each node
+  etp_ep_within_node,
   etp_ep_pp,    // one expert replica of the model: statistics of expert gradients
   embedding,    // the ranks of one pipeline that hold copies of the word embedding; may be empty
   kv_replicas,  // the ranks of a tp group that hold the same key and value heads
@@ -34,6 +37,11 @@ enum class RankGroup : uint8_t {
   optimizer_instance,  // all ranks of one instance: statistics of gradients
 };
 inline constexpr int kRankGroupCount = static_cast<int>(RankGroup::optimizer_instance) + 1;
+
+// Do the experts' ranks send each other tokens in such groups?
+constexpr bool exchanges_tokens(RankGroup group) {
+  return group >= RankGroup::etp_ep && group <= RankGroup::etp_ep_within_node;
+}
 
 // By RankGroup: how many ranks the group has, where its members' GPUs do not reach each other's
 // memory and what they exchange is sent and received (comm/cuda/peers.h); 0 where they do.

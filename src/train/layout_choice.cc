@@ -67,6 +67,12 @@ bool LayoutSpace::stages_are_free() const {
          is_free("account-for-loss-in-pipeline-split");
 }
 
+bool LayoutSpace::spans_full_nodes(const LayoutChoice& choice) const {
+  const int32_t ranks = choice.ep * choice.etp;
+  return gpus_per_nvlink_ > 1 && ranks > gpus_per_nvlink_ && ranks % gpus_per_nvlink_ == 0 &&
+         gpus_per_nvlink_ % choice.etp == 0 && is_free("rank-order");
+}
+
 std::vector<std::string> LayoutSpace::cheap_modules() const {
   std::vector<std::string> modules;
   modules.emplace_back("layernorm");
@@ -104,9 +110,10 @@ std::vector<LayoutChoice> LayoutSpace::enumerate() const {
   const auto add_with_details = [&](int32_t replicas) {
     const double copies = has_experts ? expected_copies(config_, choice.ep, choice.etp) : 1;
     const bool goes_to_all = copies > kNearlyAll * choice.ep * choice.etp;
-    choice.dispatcher = !dispatcher_is_free ? options_.moe_token_dispatcher_type
-                        : goes_to_all       ? TokenDispatcher::allgather
-                                            : TokenDispatcher::alltoall;
+    choice.dispatcher = !dispatcher_is_free        ? options_.moe_token_dispatcher_type
+                        : spans_full_nodes(choice) ? TokenDispatcher::hierarchical
+                        : goes_to_all              ? TokenDispatcher::allgather
+                                                   : TokenDispatcher::alltoall;
     std::vector<ShardingChoice> shardings = {ShardingChoice::none};
     if (sharding_is_free() && replicas * choice.cp > 1) {
       // Parameters that are gathered for every micro-batch of a pipeline cost more than they save.
@@ -185,6 +192,9 @@ std::vector<std::pair<std::string, std::string>> LayoutSpace::flags_of(
     say("expert-tensor-parallel-size", std::to_string(choice.etp));
     if (choice.ep * choice.etp > 1) {
       say("moe-token-dispatcher-type", std::string(name_of(choice.dispatcher)));
+      if (choice.dispatcher == TokenDispatcher::hierarchical) {
+        say("moe-dispatch-ranks-per-node", std::to_string(gpus_per_nvlink_));
+      }
     }
   }
   say("micro-batch-size", std::to_string(choice.micro_batch));

@@ -72,6 +72,8 @@ class LayoutSpace {
 
  private:
   std::vector<std::string> cheap_modules() const;
+  // Whether the ranks that share the experts fill several nodes.
+  bool spans_full_nodes(const LayoutChoice& choice) const;
 
   Options options_;
   const ModelConfig& config_;

@@ -1,7 +1,8 @@
 // Expert parallelism computes what one rank computes, with every dispatcher: loss, every gradient,
 // loads, gradient norm and the state after three updates, put together from the ranks' slices,
 // agree with those of one rank that runs the same micro-batches; nothing but the order of sums
-// differs. The dispatchers agree with each other to the bit, in every dtype.
+// differs. The dispatchers agree with each other to the bit, in every dtype, except the
+// hierarchical one, which sums on each node first.
 #include <cmath>
 #include <functional>
 #include <gtest/gtest.h>
@@ -48,6 +49,7 @@ struct Case {
   int32_t micro_batches = 1;
   Choice choice = Choice::routers;
   std::string order = std::string(kDefaultRankOrder);
+  int32_t node_ranks = 0;  // 0: tokens reach their experts in one step
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -204,6 +206,7 @@ ModelPart part_of(const Case& c, int32_t rank) {
   options.expert_parallel = c.ep;
   options.expert_tensor_parallel = c.etp;
   options.order = c.order;
+  options.dispatch_node_ranks = c.node_ranks;
   return {.run = std::make_shared<const RunLayout>(RunLayout{
               .layout = Layout(options),
               .partition = even_partition(c.config.num_layers, 1, 1, StagePlacement::loop).value(),
@@ -216,7 +219,22 @@ Case on_one_rank(Case c) {
   c.ranks = 1;
   c.ep = 1;
   c.etp = 1;
+  c.node_ranks = 0;
   return c;
+}
+
+// The same on nodes of some of the ranks that share the experts, all sizes that are allowed.
+std::vector<Case> on_nodes(const Case& c) {
+  std::vector<Case> all;
+  for (Case each = c; each.node_ranks < c.ep * c.etp; ++each.node_ranks) {
+    const LayoutOptions options{.world_size = c.ranks,
+                                .expert_parallel = c.ep,
+                                .expert_tensor_parallel = c.etp,
+                                .dispatch_node_ranks = each.node_ranks,
+                                .order = c.order};
+    if (each.node_ranks > 0 && try_layout(options).refusal() == nullptr) all.push_back(each);
+  }
+  return all;
 }
 
 Outcome run_case(const Case& c, DType dtype, TokenDispatcher dispatcher, int64_t steps = kSteps,
@@ -296,6 +314,15 @@ std::vector<Case> cases() {
                    .ep = 2,
                    .etp = 2,
                    .order = "ep-tp-cp-dp-pp"});
+  }
+  // Nodes of two ranks have slices of one expert here, or all experts of one slice and of two.
+  for (const char* order : {"tp-ep-cp-dp-pp", "ep-tp-cp-dp-pp"}) {
+    all.push_back({.name = std::string("ep2_etp4_") + (*order == 'e' ? "ep_first" : "etp_first"),
+                   .config = plain,
+                   .ranks = 8,
+                   .ep = 2,
+                   .etp = 4,
+                   .order = order});
   }
   const auto add = [&](const std::string& name, const ModelConfig& config) {
     all.push_back(
@@ -384,6 +411,17 @@ TEST_P(ExpertParallel, EqualsOneRank) {
   expect_close(one, run_case(c, DType::f64, TokenDispatcher::allgather));
 }
 
+TEST_P(ExpertParallel, EqualsOneRankWhereTokensGoFromNodeToNode) {
+  const Case& c = GetParam();
+  const Outcome one = run_case(on_one_rank(c), DType::f64, TokenDispatcher::allgather, 1);
+  const std::vector<Case> cases = on_nodes(c);
+  ASSERT_FALSE(cases.empty());
+  for (const Case& each : cases) {
+    SCOPED_TRACE("nodes of " + std::to_string(each.node_ranks));
+    expect_close(one, run_case(each, DType::f64, TokenDispatcher::hierarchical, 1));
+  }
+}
+
 // One update is enough: it has the bits of every gradient and of what is made of them.
 TEST_P(ExpertParallel, HasTheSameBitsWithEveryDispatcher) {
   const Case& c = GetParam();
@@ -408,10 +446,14 @@ TEST(ExpertParallelMemory, PlannedRunsEqualTheOracle) {
         c.name != "biases_ep4") {
       continue;
     }
-    for (const TokenDispatcher dispatcher : kDispatchers) {
+    for (const TokenDispatcher dispatcher :
+         {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex,
+          TokenDispatcher::hierarchical}) {
       SCOPED_TRACE(c.name + " " + std::string(name_of(dispatcher)));
-      const Outcome expected = run_case(c, DType::f32, dispatcher, kSteps, /*oracle=*/true);
-      const Outcome found = run_case(c, DType::f32, dispatcher);
+      Case each = c;
+      if (dispatcher == TokenDispatcher::hierarchical) each.node_ranks = 2;
+      const Outcome expected = run_case(each, DType::f32, dispatcher, kSteps, /*oracle=*/true);
+      const Outcome found = run_case(each, DType::f32, dispatcher);
       ASSERT_EQ(found.values, expected.values);
       ASSERT_EQ(found.states, expected.states);
     }

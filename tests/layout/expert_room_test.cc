@@ -46,14 +46,15 @@ LayoutCase four_ranks(TokenDispatcher dispatcher, double room) {
   c.layout.expert_parallel = 4;
   c.layout.expert_tensor_parallel = 1;
   c.dispatcher = dispatcher;
+  if (dispatcher == TokenDispatcher::hierarchical) c.layout.dispatch_node_ranks = 2;
   c.micro_batches = 2;
   c.expert_room = room;
   return c;
 }
 
 TEST(ExpertRoomOfFour, FallsBackWhereItMustAndOnlyThere) {
-  for (const TokenDispatcher dispatcher :
-       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::allgather, TokenDispatcher::alltoall,
+                                           TokenDispatcher::flex, TokenDispatcher::hierarchical}) {
     SCOPED_TRACE(name_of(dispatcher));
     const Outcome whole = run_layout(four_ranks(dispatcher, 0));
     int64_t fallbacks = -1;
@@ -71,23 +72,27 @@ TEST(ExpertRoomOfFour, FallsBackWhereItMustAndOnlyThere) {
 }
 
 TEST(ExpertRoomOfFour, GoesWithRecomputeOffloadAndOverlap) {
-  LayoutCase c = four_ranks(TokenDispatcher::alltoall, 0.75);
-  int64_t fallbacks = 0;
-  c.fallbacks = &fallbacks;
-  const Outcome kept = run_layout(c);
-  EXPECT_EQ(fallbacks, 3);
-  c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
-  expect_same_bits(kept, run_layout(c));
-  c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                 .modules = {&kMoeModule, &kExpertActivationModule}};
-  expect_same_bits(kept, run_layout(c));
-  c.recompute = {};
-  c.offload = {.modules = {&kExpertFc1Module, &kExpertActivationModule}, .fraction = 1};
-  expect_same_bits(kept, run_layout(c));
-  c.offload = {};
-  c.overlap = {.delay_weight_gradients = true};
-  c.merged = true;
-  expect_same_bits(kept, run_layout(c));
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::alltoall, TokenDispatcher::hierarchical}) {
+    SCOPED_TRACE(name_of(dispatcher));
+    LayoutCase c = four_ranks(dispatcher, 0.75);
+    int64_t fallbacks = 0;
+    c.fallbacks = &fallbacks;
+    const Outcome kept = run_layout(c);
+    EXPECT_EQ(fallbacks, 3);
+    c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
+    expect_same_bits(kept, run_layout(c));
+    c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                   .modules = {&kMoeModule, &kExpertActivationModule}};
+    expect_same_bits(kept, run_layout(c));
+    c.recompute = {};
+    c.offload = {.modules = {&kExpertFc1Module, &kExpertActivationModule}, .fraction = 1};
+    expect_same_bits(kept, run_layout(c));
+    c.offload = {};
+    c.overlap = {.delay_weight_gradients = true};
+    c.merged = true;
+    expect_same_bits(kept, run_layout(c));
+  }
 }
 
 // Bytes of the transient memory of a rank's step, with room for its fallback.

@@ -61,6 +61,12 @@ std::vector<LayoutCase> message_cases() {
     c.layout.expert_parallel = 2;
     c.expert_room = 0.5;
   });
+  LayoutCase nodes = case_of(4);
+  nodes.name = "ep4_on_two_nodes";
+  nodes.layout.expert_parallel = 4;
+  nodes.layout.dispatch_node_ranks = 2;
+  nodes.dispatcher = TokenDispatcher::hierarchical;
+  all.push_back(nodes);
   add("pp2_ep2_merged", 4, [](LayoutCase& c) {
     c.layout.pipeline_parallel = 2;
     c.layout.expert_parallel = 2;

@@ -357,6 +357,8 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
       {"--seed 77", [](const Step& step) { return step.seed == 77; }},
       {"--moe-token-dispatcher-type flex",
        [](const Step& step) { return step.dispatcher == TokenDispatcher::flex; }},
+      {"--moe-token-dispatcher-type hierarchical --moe-dispatch-ranks-per-node 2",
+       [](const Step& step) { return step.dispatcher == TokenDispatcher::hierarchical; }},
       {"--cp-comm-type a2a",
        [](const Step& step) { return step.context_exchange == ContextExchange::a2a; }},
       {"--calculate-per-token-loss", [](const Step& step) { return step.per_token_loss; }},
@@ -528,6 +530,11 @@ TEST_F(ModelOptions, LayoutFlagsThatContradictEachOtherAreRefused) {
           "--data-parallel-sharding-strategy optim: it belongs to --use-megatron-fsdp");
   refused([](Options& o) { o.num_distributed_optimizer_instances = 2; },
           "--num-distributed-optimizer-instances 2: it says among how many ranks state is sharded");
+  refused([](Options& o) { o.moe_token_dispatcher_type = TokenDispatcher::hierarchical; },
+          "say how many ranks a node has, with --moe-dispatch-ranks-per-node N");
+  refused(
+      [](Options& o) { o.moe_dispatch_ranks_per_node = 8; },
+      "--moe-dispatch-ranks-per-node 8: it belongs to --moe-token-dispatcher-type hierarchical");
   refused([](Options& o) { o.num_layers_per_virtual_pipeline_stage = 3; },
           "--num-layers-per-virtual-pipeline-stage 3: 2 layers are not a multiple of 3 x 2 ranks");
   refused(

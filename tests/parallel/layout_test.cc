@@ -292,6 +292,40 @@ TEST(Layout, OptimizerInstancesAreContiguousBlocks) {
   }
 }
 
+LayoutOptions on_nodes(int32_t world, int32_t etp, int32_t ep, int32_t node_ranks) {
+  LayoutOptions o;
+  o.world_size = world;
+  o.expert_tensor_parallel = etp;
+  o.expert_parallel = ep;
+  o.dispatch_node_ranks = node_ranks;
+  return o;
+}
+
+TEST(Layout, RanksThatShareExpertsAreDividedByNode) {
+  LayoutOptions o = on_nodes(16, 1, 8, 4);
+  const auto within = [&](int32_t rank) {
+    return Layout(o).members(RankGroup::etp_ep_within_node, rank);
+  };
+  const auto across = [&](int32_t rank) {
+    return Layout(o).members(RankGroup::etp_ep_across_nodes, rank);
+  };
+  EXPECT_EQ(within(6), (Ranks{4, 5, 6, 7}));
+  EXPECT_EQ(across(6), (Ranks{2, 6}));
+  EXPECT_EQ(across(15), (Ranks{11, 15}));
+  EXPECT_EQ(Layout(o).place_in(RankGroup::etp_ep_within_node, 6).place, 2);
+  EXPECT_EQ(Layout(o).place_in(RankGroup::etp_ep_across_nodes, 6).place, 1);
+  // Neighbours in a group are two ranks apart, so a node has two of them.
+  o.order = "dp-ep-tp-cp-pp";
+  EXPECT_EQ(within(6), (Ranks{4, 6}));
+  EXPECT_EQ(across(6), (Ranks{2, 6, 10, 14}));
+  o.dispatch_node_ranks = 0;
+  EXPECT_EQ(within(6), (Ranks{0, 2, 4, 6, 8, 10, 12, 14}));
+  EXPECT_EQ(across(6), (Ranks{6}));
+  o = on_nodes(16, 1, 4, 8);
+  EXPECT_EQ(within(6), (Ranks{4, 5, 6, 7}));
+  EXPECT_EQ(across(6), (Ranks{6}));
+}
+
 // Draws whole numbers below a bound, the same ones in every run.
 class Draw {
  public:
@@ -405,6 +439,20 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.world_size = 3;
   o.optimizer_instances = 2;
   expect_refused(o, {"--num-distributed-optimizer-instances 2", "DP x CP = 3", "nearest: 1"});
+}
+
+TEST(Layout, RefusesNodesThatDivideExpertsUnevenly) {
+  // 3, 3 and 2 of 8 ranks.
+  expect_refused(on_nodes(8, 1, 8, 3), {"--moe-dispatch-ranks-per-node 3", "the 8 ranks",
+                                        "ETP 1 x EP 8", "nearest: 2 or 4"});
+  // Groups of four ranks begin in the middle of a node: 4, 2 and 2, 4.
+  expect_refused(on_nodes(12, 1, 4, 6), {"--moe-dispatch-ranks-per-node 6", "nearest: 4 or 8"});
+  // Three of six: both slices of one expert and one of the next.
+  expect_refused(on_nodes(6, 2, 3, 3), {"--moe-dispatch-ranks-per-node 3", "nearest: 2 or 6"});
+  expect_refused(on_nodes(8, 1, 8, -1), {"--moe-dispatch-ranks-per-node", "not -1"});
+  for (const int32_t ranks : {1, 2, 4, 8, 16}) {
+    EXPECT_EQ(try_layout(on_nodes(8, 1, 8, ranks)).refusal(), nullptr) << ranks;
+  }
 }
 
 TEST(Layout, SizesReachTheLargestThatIsNamed) {

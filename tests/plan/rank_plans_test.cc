@@ -125,6 +125,10 @@ constexpr Case kCases[] = {
     {"sliced_experts",
      "--model mixtral-tiny --ranks 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 2 "
      "--expert-tensor-parallel-size 2 --moe-token-dispatcher-type flex --global-batch-size 8"},
+    {"nodes",
+     "--model mixtral-tiny --ranks 16 --pipeline-model-parallel-size 2 "
+     "--expert-model-parallel-size 8 --moe-token-dispatcher-type hierarchical "
+     "--moe-dispatch-ranks-per-node 4 --global-batch-size 16"},
     {"context",
      "--model mixtral-tiny --ranks 8 --context-parallel-size 2 --tensor-model-parallel-size 2 "
      "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1"},
@@ -184,7 +188,8 @@ TEST(CountFlops, CountsExpectedRows) {
   };
   const double one = products(World(model));
   EXPECT_GT(one, 0);
-  for (const char* dispatcher : {"allgather", "alltoall", "flex"}) {
+  for (const char* dispatcher :
+       {"allgather", "alltoall", "flex", "hierarchical --moe-dispatch-ranks-per-node 2"}) {
     EXPECT_EQ(products(World(model +
                              " --ranks 4 --expert-model-parallel-size 4 "
                              "--moe-token-dispatcher-type " +

@@ -14,6 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from two_hosts import Hosts, NoHosts, Ranks
 
 LIMIT_S = 5
+NODES = ["--expert-model-parallel-size", 4, "--moe-token-dispatcher-type", "hierarchical",
+         "--moe-dispatch-ranks-per-node", 2]
 
 
 class TwoHosts(unittest.TestCase):
@@ -44,7 +46,7 @@ class TwoHosts(unittest.TestCase):
         return ranks
 
     def test_training_has_the_bits_of_threads(self):  # only torchrun
-        for name, flags in (("folded", FOLDED), ("pipeline", PIPELINE),
+        for name, flags in (("folded", FOLDED), ("pipeline", PIPELINE), ("nodes", NODES),
                             ("fsdp", ["--use-megatron-fsdp"])):
             with self.subTest(layout=name):
                 flags = [*flags, "--train-iters", 3]

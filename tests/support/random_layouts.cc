@@ -137,7 +137,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   add("ep", o.expert_parallel);
   add("etp", o.expert_tensor_parallel.value_or(1));
   if (o.expert_parallel * o.expert_tensor_parallel.value_or(1) > 1) {
-    constexpr std::array kNames = {"allgather", "alltoall", "flex"};
+    constexpr std::array kNames = {"allgather", "alltoall", "flex", "hierarchical"};
     text += std::string("_by_") + kNames[static_cast<size_t>(c.dispatcher)];
   }
   if (o.order != kDefaultRankOrder) text += "_other_order";
@@ -197,6 +197,17 @@ void draw_mtp(Draw& draw, LayoutCase& c) {
   }
 }
 
+// Some of those whose experts are on four ranks or more reach them in two steps.
+void draw_nodes(Draw& draw, LayoutCase& c) {
+  const int32_t ranks = c.layout.expert_parallel * c.layout.expert_tensor_parallel.value_or(1);
+  if (ranks < 4 || draw.of(std::array{false, false, true})) return;
+  LayoutOptions in_two_steps = c.layout;
+  in_two_steps.dispatch_node_ranks = draw.of(std::array{2, 4});
+  if (try_layout(in_two_steps).refusal() != nullptr) return;
+  c.layout = in_two_steps;
+  c.dispatcher = TokenDispatcher::hierarchical;
+}
+
 // Nothing when what was drawn is not valid.
 std::optional<LayoutCase> draw_layout(uint64_t number) {
   Draw draw(number);
@@ -241,6 +252,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   draw_order(draw, c);
   c.reset_attention_mask = draw.of(std::array{false, false, true});
   draw_mtp(draw, c);
+  draw_nodes(draw, c);
   o.key_value_heads = c.model.num_query_groups;
   OrRefusal<Layout> layout = try_layout(o);
   if (layout.refusal() != nullptr) return std::nullopt;

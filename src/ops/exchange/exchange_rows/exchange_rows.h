@@ -9,7 +9,7 @@
 //   offset
 //       y[offsets[s] + i] = row i of those that rank s sends here, which is x_s[t] for its token t
 //       with slots_s[t, here] = i. So rows lie by source, and those of a source by token. Any
-//       dtype.
+//       dtype. Where x is ragged, only live rows may have a slot.
 //   return_rows (y [M, w], slots, counts, offsets) -> x [T, w]
 //       x[t] = sum over ranks r with slots[t, r] >= 0, in ascending order, of the row of y_r that
 //       lies where x[t] would have been sent; in the accumulation dtype, rounded once. A token that
