@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "data/indexed_dataset.h"
@@ -83,15 +84,19 @@ constexpr FileKind kFileKinds[] = {
     {"ARROW1", "an Arrow file", "Write its text column as JSON lines first."},
 };
 
+// `begin`: of what the input holds, at least the longest `magic` or all.
+void refuse_other_kinds(const std::string& path, std::string_view begin) {
+  for (const FileKind& kind : kFileKinds) {
+    if (!begin.starts_with(kind.magic)) continue;
+    throw_bad_request(fmt::format("input {} is {}, not text. {}", path, kind.name, kind.remedy));
+  }
+}
+
 void refuse_other_kinds(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   char begin[16] = {};
   in.read(begin, sizeof(begin));
-  const std::string_view text(begin, static_cast<size_t>(in.gcount()));
-  for (const FileKind& kind : kFileKinds) {
-    if (!text.starts_with(kind.magic)) continue;
-    throw_bad_request(fmt::format("input {} is {}, not text. {}", path, kind.name, kind.remedy));
-  }
+  refuse_other_kinds(path, std::string_view(begin, static_cast<size_t>(in.gcount())));
 }
 
 // The lines of an input, each of at most `longest` bytes.
@@ -124,6 +129,7 @@ class LineReader {
     buffer_.resize(kChunkSize);
     in_.read(buffer_.data(), static_cast<std::streamsize>(kChunkSize));
     buffer_.resize(static_cast<size_t>(in_.gcount()));
+    if (std::exchange(is_begin_, false)) refuse_other_kinds(name_, buffer_);
     at_ = 0;
     return !buffer_.empty();
   }
@@ -139,6 +145,7 @@ class LineReader {
   const uint64_t longest_;
   std::string buffer_;
   size_t at_ = 0;
+  bool is_begin_ = true;
   int64_t number_ = 0;
 };
 
@@ -207,6 +214,7 @@ class Run {
       text.resize(size + kChunkSize);
       in.read(text.data() + size, static_cast<std::streamsize>(kChunkSize));
       text.resize(size + static_cast<size_t>(in.gcount()));
+      if (size == 0) refuse_other_kinds(path, text);
       check_length(path, text.size());
       if (stopped()) return false;
     }
@@ -261,7 +269,7 @@ class Run {
     if (bytes <= options_.longest_document) return;
     throw_bad_request(fmt::format(
         "{}: a document of more than {} bytes. --split-documents N ends documents at N blank "
-        "lines, and in JSON lines each line is one",
+        "lines, and in JSON lines each line is one.",
         path, options_.longest_document));
   }
 
@@ -356,7 +364,7 @@ TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions
     }
     if (!std::filesystem::is_regular_file(status)) {
       throw_bad_request(fmt::format(
-          "input {} is no regular file; pipe text from elsewhere into --input -", path));
+          "input {} is no regular file; pipe text from elsewhere into --input -.", path));
     }
     const uintmax_t size = std::filesystem::file_size(path, error);
     if (!error) bytes += size;

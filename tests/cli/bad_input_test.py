@@ -9,6 +9,7 @@ kinds, through the commands that people run.
 Usage: bad_input_test.py TROUPE SOURCE_FOLDER
 """
 
+import gzip
 import hashlib
 import json
 import os
@@ -586,6 +587,15 @@ class BadInput(unittest.TestCase):
         self.refused(2, "moe_router_score_function", "convert", "--load", saved, "--save",
                      self.folder / "out")
         self.assertFalse((self.folder / "out").exists())
+
+    def test_packed_text_on_standard_input(self):
+        for flags in ([], ["--split-documents", 1], ["--input-format", "jsonl"]):
+            done = subprocess.run(command("tokenize", "--input", "-", "--output-prefix",
+                                          self.folder / "out", *flags),
+                                  input=gzip.compress(b"text\n"), capture_output=True, check=False)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(b"input - is a gzip file, not text.", done.stderr)
+            self.assertEqual([path.name for path in self.folder.iterdir()], [])
 
     def test_disk_full_while_saving(self):
         # The limit's signal is left as it is: the program itself must see to it.
