@@ -225,7 +225,6 @@ Calibration calibrate(const DeviceSpec& spec, const WorkReport& report) {
     }
   }
   GpuModel& hardware = calibration.hardware;
-  hardware.measured = true;
   hardware.bf16_flops = best_of(calibration, DType::bf16);
   hardware.f32_flops = best_of(calibration, DType::f32);
   hardware.f64_flops = best_of(calibration, DType::f64);
