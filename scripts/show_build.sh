@@ -25,7 +25,9 @@ built=0
 failed=false
 while IFS= read -r line; do
   printf '%s\n' "$line" >>"$log"
-  if [[ $line == FAILED:* ]]; then failed=true; fi
+  if [[ $line == FAILED:* || $line == 'ninja: build stopped'* || $line == 'ninja: error'* ]]; then
+    failed=true
+  fi
   if ! [[ $line =~ ^\[([1-9][0-9]*)/([0-9]+)\] ]]; then continue; fi
   built=${BASH_REMATCH[1]}
   total=${BASH_REMATCH[2]}

@@ -55,6 +55,11 @@ class ShowBuildTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"\ABuilt in \d+ s; the log is .*build\.log\.\n\Z")
         self.assertEqual(self.log.read_text(), NINJA)
 
+    def test_an_interrupted_build_was_not_built(self):
+        for last in ("ninja: build stopped: interrupted by user.", "ninja: error: loading build.ninja"):
+            done = self.show(f"[1/3] Building CXX object a.o\n{last}\n", stdout=subprocess.PIPE)
+            self.assertEqual(done.stdout, "")
+
     def test_a_failed_build_was_not_built(self):
         done = self.show("[1/3] Building CXX object a.o\nFAILED: a.o\na.cc:1: error: no\n",
                          stdout=subprocess.PIPE)
