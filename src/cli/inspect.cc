@@ -1,4 +1,5 @@
 // `troupe inspect`: the program of a step, as text, as JSON or as a page.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fmt/format.h>
@@ -34,6 +35,8 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kChartWidth = 79;
+constexpr int kChartMargin = 14;           // before the bars
+constexpr int kColumnsOfWholeLines = 150;  // of a terminal
 
 struct Inspected {
   std::unique_ptr<Program> program;
@@ -312,10 +315,12 @@ ExitStatus run_inspect(const Options& options) {
     return ExitStatus::done;
   }
   const int columns = terminal_columns(STDOUT_FILENO);
+  filters.is_narrow = columns > 0 && columns < kColumnsOfWholeLines;
   std::string text = fit_lines(print_program(*inspected.program, filters), columns);
   if (!filters.layer && !filters.micro_batch && !filters.phase) {
-    const std::string chart =
-        draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);
+    const std::string chart = draw_live_bytes(
+        *inspected.program, inspected.plan.live_bytes,
+        columns > 0 ? std::clamp(columns - kChartMargin, 1, kChartWidth) : kChartWidth);
     text += "\n" + fit_lines(chart, columns);
     const std::string exchange = text_of(measure_exposure(*inspected.program));
     if (!exchange.empty()) text += "\nexpert exchange: " + exchange + "\n";

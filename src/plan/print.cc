@@ -398,15 +398,15 @@ std::string print_program(const Program& program, const PrintOptions& options) {
 
   std::vector<size_t> widths;
   for (const Statement& statement : statements) widths.push_back(statement.left.size());
-  const size_t left_width = column_width(widths, kWidestLeft);
+  const size_t left_width = options.is_narrow ? 0 : column_width(widths, kWidestLeft);
   std::vector<std::string> texts;
   widths.clear();
   for (const Statement& statement : statements) {
-    texts.push_back(fmt::format("{:<{}} {:>2} {}", statement.left, left_width, statement.verb,
-                                statement.right));
+    texts.push_back(fmt::format("{:<{}} {:>{}} {}", statement.left, left_width, statement.verb,
+                                options.is_narrow ? 1 : 2, statement.right));
     widths.push_back(texts.back().size());
   }
-  const size_t statement_width = column_width(widths, kWidestStatement);
+  const size_t statement_width = options.is_narrow ? 0 : column_width(widths, kWidestStatement);
   // Wide enough for the title, too.
   const size_t layer_width = numbered("L", std::max(0, layers - 1)).size();
   const size_t batch_width = numbered("mb", std::max(0, micro_batches - 1)).size();
@@ -415,9 +415,17 @@ std::string print_program(const Program& program, const PrintOptions& options) {
   const auto live_column = [&](const std::string& live) {
     return with_live ? fmt::format(" {:>12}", live) : std::string();
   };
-  text += fmt::format("# {:>4}  {:<5} {:<7} {:<{}} {:>10}{}   {:<{}}   {}\n", "op", "phase",
-                      "queue", "place", layer_width + 1 + batch_width, "defines",
-                      live_column("live "), "statement", statement_width, "types of the outputs");
+  const auto before_statement = [&](const std::string& number, std::string_view phase,
+                                    std::string_view queue, const std::string& place,
+                                    const std::string& defines, const std::string& live) {
+    const std::string where = options.is_narrow ? ""
+                                                : fmt::format("{:<7} {:<{}} ", queue, place,
+                                                              layer_width + 1 + batch_width);
+    return fmt::format("{:>6}  {:<5} {}{:>10}{}   ", number, phase, where, defines,
+                       live_column(live));
+  };
+  text += before_statement("#   op", "phase", "queue", "place", "defines", "live ") +
+          fmt::format("{:<{}}   {}\n", "statement", statement_width, "types of the outputs");
 
   std::string heading;
   for (size_t i = 0; i < shown.size(); ++i) {
@@ -433,12 +441,12 @@ std::string print_program(const Program& program, const PrintOptions& options) {
       live = format_bytes(options.live_bytes[static_cast<size_t>(index)]);
       live += index == peak ? "*" : " ";
     }
-    text += fmt::format("{:>6}  {:<5} {:<7} {:<{}} {:<{}} {:>10}{}   {:<{}}   {}\n", index,
-                        short_name_of(op.place.phase), name_of(op.place.queue),
-                        numbered("L", op.place.layer), layer_width,
-                        numbered("mb", op.place.micro_batch), batch_width,
-                        bytes == 0 ? "-" : format_bytes(bytes), live_column(live), texts[i],
-                        statement_width, statements[i].types);
+    const std::string place = fmt::format("{:<{}} {}", numbered("L", op.place.layer), layer_width,
+                                          numbered("mb", op.place.micro_batch));
+    text += before_statement(std::to_string(index), short_name_of(op.place.phase),
+                             name_of(op.place.queue), place, bytes == 0 ? "-" : format_bytes(bytes),
+                             live) +
+            fmt::format("{:<{}}   {}\n", texts[i], statement_width, statements[i].types);
   }
   return text + summarize(program, shown, options);
 }

@@ -48,6 +48,10 @@ struct PrintOptions {
 
   // The kernel of each operation, on a GPU; empty: not printed.
   std::span<const std::string> kernels;
+
+  // For terminals of 80 columns: without the queue, without the place, which headings say, and
+  // statements not aligned.
+  bool is_narrow = false;
 };
 
 // Do the filters let an operation at this place through?
