@@ -148,7 +148,7 @@ std::string verdict_text(const Verdict& verdict) {
   const StepTime& time = verdict.time;
   const auto percent = [&](double seconds) { return 100 * seconds / time.seconds; };
   text += fmt::format(
-      "limit: {}; compute {:.0f} %, memory {:.0f}, links {:.0f}, bubble {:.0f}, host {:.0f}\n",
+      "limit: {}; compute {:.0f}, memory {:.0f}, links {:.0f}, bubble {:.0f}, host {:.0f} %\n",
       verdict.limit, percent(time.products()), percent(time.memory()),
       percent(time.exposed_seconds()), percent(time.bubble), percent(time.copies + time.idle));
   text += load_text(verdict);
