@@ -102,6 +102,13 @@ class Evaluation(unittest.TestCase):
             self.assertEqual(self.generate("--temperature", 1, "--max-new-tokens", tokens),
                              drawn[:tokens])
 
+    def test_texts_may_be_longer_than_the_model_sees(self):
+        # The 32 positions of the model, also where its ranks share the tokens among them.
+        one = self.generate("--max-new-tokens", 40)
+        self.assertEqual(len(one), 40)
+        self.assertEqual(self.generate("--max-new-tokens", 40, "--ranks", 2,
+                                       "--tensor-model-parallel-size", 2), one)
+
     def test_text_of_one_rank(self):
         # In fp64, and in fp32, in which the order of sums shows: a Hugging Face folder.
         folder = HERE.folder / "exported"

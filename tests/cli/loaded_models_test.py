@@ -340,6 +340,12 @@ class LoadedModels(unittest.TestCase):
                              "--json", "--eval-iters", 1, "--micro-batch-size", 1, *QUICK))
         self.assertEqual(json.loads(told.stdout)["tokens"], 4 * 32)
 
+    def test_eval_takes_as_many_batches_as_training(self):
+        self.done(train(self.out, "--eval-interval", 2, "--eval-iters", 1, "--micro-batch-size", 2))
+        done = self.done(run("eval", "--load", self.out, "--data-path", HERE.folder / "corpus",
+                             "--json", *QUICK))
+        self.assertEqual(json.loads(done.stdout)["tokens"], 2 * 32)
+
     def test_generate_says_when_a_folder_has_no_tokenizer(self):
         hf = self.out / "hf"
         shutil.copytree(HERE.folder / "hf", hf)

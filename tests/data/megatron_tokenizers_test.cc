@@ -49,8 +49,10 @@ TEST(TikTokenizer, IdsAreTiktokens) {
   const json references = json::parse(get_file(kTokenizers + "tiktoken/references.json"));
   const std::string text = sample();
   for (const char* pattern : {"v1", "v2"}) {
-    const auto tokenizer = make_tokenizer(
-        read_tokenizer_model("TikTokenizer", kTokenizers + "tiktoken", small_tiktoken(pattern)));
+    const TokenizerModel model =
+        read_tokenizer_model("TikTokenizer", kTokenizers + "tiktoken", small_tiktoken(pattern));
+    EXPECT_EQ(model.pad, "<pad>");
+    const auto tokenizer = make_tokenizer(model);
     EXPECT_EQ(tokenizer->vocab_size(), 900);
     EXPECT_EQ(tokenizer->eod(), 2) << "</s>";
     const std::vector<int32_t> ids = ids_of(*tokenizer, text);
