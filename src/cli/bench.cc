@@ -185,7 +185,7 @@ void BenchRank::prepare() {
   const int gpu = session_.gpu();
   if (session_.leads()) {
     for (const std::string& line : warn_of_slow_kernels(program, session_.device(), gpu)) {
-      fmt::print(stderr, "{}\n", line);
+      print_note(line);
     }
   }
 
@@ -209,7 +209,7 @@ void BenchRank::prepare() {
   if (session_.leads()) {
     const std::string warning =
         warn_of_missing_algorithms(program, interpreter_->operations_without_algorithm());
-    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+    if (!warning.empty()) print_note(warning);
   }
   const uint64_t allocated =
       storage.bytes() + (on_gpu() ? 0 : storage.host_bytes()) + interpreter_->allocated_bytes();
@@ -238,10 +238,10 @@ void BenchRank::run_step() {
         *fallback_->step.program, fallback_->memory,
         {.memory_of = interpreter_.get(), .capture = session_.spec().capture_graphs});
     if (session_.leads()) {
-      fmt::print(stderr,
-                 "Note: the experts' room (--moe-expert-rank-capacity-factor {}) does not suffice: "
-                 "each step runs a second time, in rounds of tokens.\n",
-                 session_.part().run->expert_room);
+      print_note(fmt::format(
+          "Note: the experts' room (--moe-expert-rank-capacity-factor {}) does not suffice: each "
+          "step runs a second time, in rounds of tokens.",
+          session_.part().run->expert_room));
     }
   }
   // One memory, so each finds the other's bytes.
@@ -426,7 +426,7 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
       with_expert_room(with_fp8_modules(measured, config, figures_of_gpu(asked)), config,
                        usable_bytes_of_gpu(asked));
   const std::string note = note_on_fp8_modules(asked, options);
-  if (!note.empty() && leads(processes)) fmt::print(stderr, "{}\n", note);
+  if (!note.empty() && leads(processes)) print_note(note);
   const StepSpec spec = step_spec_of(options, config, processes);
   run_all_ranks(
       device_spec_of(options), processes,

@@ -73,7 +73,7 @@ ExitStatus run_convert(const Options& options) {
                   kDefaultColumns, 2));
   }
   if (from_hf && hf_also_sees(join_path(options.load, "config.json"))) {
-    fmt::print(stderr, "{}: the part of the model that takes images is left out.\n", options.load);
+    print_note(options.load + ": the part of the model that takes images is left out.");
   }
   const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
   if (options.json) {

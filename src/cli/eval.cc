@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -21,6 +22,7 @@
 #include "train/progress.h"
 #include "train/rank_run.h"
 #include "train/rank_session.h"
+#include "train/terminal.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -118,7 +120,7 @@ ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
   EvaluatedModel evaluated{.model = find_model(said.load, said.compute_dtype, said.ckpt_step)};
   const SavedModel& model = evaluated.model;
   if (leads(processes) && !model.passed_over.empty()) {
-    std::fprintf(stderr, "Warning: %s\n", model.passed_over.c_str());
+    print_note("Warning: " + model.passed_over);
   }
   const Options options = evaluation_options(model, said);
   std::string note;  // texts are not read here

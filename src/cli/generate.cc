@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
@@ -17,6 +18,7 @@
 #include "train/loaded_model.h"
 #include "train/rank_run.h"
 #include "train/rank_session.h"
+#include "train/terminal.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -43,11 +45,11 @@ int32_t context_of(const Task& task, const Options& options) {
 Task make_task(const Options& options, const ProcessGroup* processes) {
   Task task{.model = find_model(options.load, options.compute_dtype, options.ckpt_step)};
   if (leads(processes) && !task.model.passed_over.empty()) {
-    std::fprintf(stderr, "Warning: %s\n", task.model.passed_over.c_str());
+    print_note("Warning: " + task.model.passed_over);
   }
   std::string note;
   task.tokenizer = make_tokenizer(tokenizer_of(task.model, options, note));
-  if (leads(processes) && !note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
+  if (leads(processes) && !note.empty()) print_note(note);
   const int32_t ids = task.tokenizer->vocab_size();
   if (ids > task.model.config.vocab_size) {
     throw_bad_request(fmt::format("The {} tokenizer has {} ids, the model only {}.",

@@ -117,8 +117,7 @@ void prepare_for_several_gpus(bool wait_at_once) {
 ExitStatus report(Processes* processes, ExitStatus status, const char* message) {
   if (processes != nullptr) processes->fail(status, message);
   if (*message != '\0') {
-    const std::string text = "troupe: " + std::string(message);
-    std::fprintf(stderr, "%s\n", wrap_for_terminal(text, STDERR_FILENO, 2).c_str());
+    print_note("troupe: " + std::string(message));
   }
   return status;
 }
@@ -204,7 +203,7 @@ ExitStatus run(CommandLine command_line, Processes* processes) {
   }
   if (leads && !options.quiet) {
     for (const std::string& note : command_line.notes) {
-      std::fprintf(stderr, "%s\n", wrap_for_terminal(note, STDERR_FILENO, 2).c_str());
+      print_note(note);
     }
   }
   ProcessGroup* const group =

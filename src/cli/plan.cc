@@ -182,7 +182,7 @@ std::string make_text(const Options& options, const Planned& planned) {
 
 void warn_of_kernels(const Options& options, const std::vector<KernelVariant>& kernels) {
   for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits_of(options))) {
-    fmt::print(stderr, "{}\n", line);
+    print_note(line);
   }
 }
 
@@ -199,7 +199,7 @@ ExitStatus run_plan(const Options& asked) {
   const Options in_8_bits = with_fp8_modules(asked, config, figures_of_gpu(asked));
   const Options options = with_expert_room(in_8_bits, config, usable_bytes_of_gpu(asked));
   if (const std::string note = note_on_fp8_modules(asked, options); !note.empty()) {
-    fmt::print(stderr, "{}\n", note);
+    print_note(note);
   }
   const StepSpec step = step_spec_of(options, config);
   const Layout& layout = step.layout->layout;

@@ -233,9 +233,10 @@ ExitStatus run_plan_search(const Options& options) {
     progress.emplace(options.quiet, "estimating", "ways to spread a layer");
     bool is_planning = false;
     const auto planning = [&](uint64_t done, uint64_t total) {
+      // The few that are planned take most of the time.
       if (!is_planning) progress.emplace(options.quiet, "planning", "layouts");
+      progress->show(done, total, /*at_once=*/!is_planning);
       is_planning = true;
-      progress->show(done, total);
     };
     search = search_layouts(space, config, cluster, options.search_top,
                             device_spec_of(options).thread_count(),

@@ -82,11 +82,11 @@ ExitStatus run_tokenize(const Options& options) {
   } else if (!options.quiet) {
     const double elapsed = seconds();
     const double rate = static_cast<double>(result.progress.bytes_done) / std::max(1e-9, elapsed);
-    const std::string text =
-        fmt::format("{0}.bin, {0}.idx: {1} documents, {2} tokens from {3} in {4} ({5}/s)",
-                    options.output_prefix, result.progress.documents, result.progress.tokens,
-                    format_bytes(result.progress.bytes_done), format_duration(elapsed),
-                    format_bytes(static_cast<uint64_t>(rate)));
+    const std::string text = fmt::format(
+        "{0}.bin, {0}.idx: {1}, {2} tokens from {3} in {4} ({5}/s)", options.output_prefix,
+        counted(static_cast<int64_t>(result.progress.documents), "document"),
+        result.progress.tokens, format_bytes(result.progress.bytes_done), format_duration(elapsed),
+        format_bytes(static_cast<uint64_t>(rate)));
     fmt::print(stderr, "{}\n", wrap_text(text, kDefaultColumns, 2));
   }
   return ExitStatus::done;

@@ -1,10 +1,11 @@
 // `troupe train`.
-#include <cstdio>
+#include <fmt/format.h>
 
 #include "cli/command.h"
 #include "train/interrupt.h"
 #include "train/rank_run.h"
 #include "train/run_folder.h"
+#include "train/terminal.h"
 #include "train/trainer.h"
 
 namespace troupe {
@@ -14,8 +15,8 @@ namespace {
 ExitStatus train_in_new_folder(Options options, ProcessGroup* processes, bool leads) {
   options.save = make_run_folder(options.model, processes);
   if (leads && !options.quiet) {
-    std::fprintf(stderr, "Saving to %s (--save DIR chooses another folder, --no-save none).\n",
-                 options.save.c_str());
+    print_note(fmt::format("Saving to {} (--save DIR chooses another folder, --no-save none).",
+                           options.save));
   }
   try {
     return train(options, processes);

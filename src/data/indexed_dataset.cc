@@ -365,9 +365,10 @@ IndexedDatasetWriter::IndexedDatasetWriter(std::string prefix, TokenType type, b
   std::error_code error;
   for (const std::string& path : {idx_path(prefix_), bin_path(prefix_)}) {
     if (!overwrite && std::filesystem::exists(path, error)) {
-      throw_bad_request(fmt::format(
-          "{} exists already; remove it, ask to overwrite it, or choose another output prefix",
-          path));
+      throw_bad_request(
+          fmt::format("{} exists already; remove it, overwrite it (--overwrite), or choose another "
+                      "output prefix.",
+                      path));
     }
   }
   std::filesystem::create_directories(folder_of(prefix_), error);

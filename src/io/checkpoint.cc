@@ -72,6 +72,9 @@ std::vector<std::string> names_in(const std::string& folder) {
   std::error_code error;
   std::filesystem::directory_iterator entry(folder, error);
   if (error == std::errc::no_such_file_or_directory) return names;
+  if (error == std::errc::not_a_directory) {
+    throw_bad_request(parent_path(folder) + " is a file, not the folder of a run.");
+  }
   while (!error && entry != std::filesystem::directory_iterator()) {
     names.push_back(entry->path().filename().string());
     entry.increment(error);
@@ -92,7 +95,7 @@ CheckpointIndex read_committed_index(const std::string& path, uint64_t* hash = n
   const std::string text = read_file(index_path, kMaxIndexBytes);
   const uint64_t found = hash_bytes(text.data(), text.size());
   if (commit != hash_to_hex(found) + "\n") {
-    throw_failed(index_path + ": is damaged: its hash is not the one in " + kCommitFile);
+    throw_failed(index_path + " is damaged: its hash is not the one in " + kCommitFile);
   }
   if (hash != nullptr) *hash = found;
   CheckpointIndex index = parse_checkpoint_index(text, index_path);
@@ -100,7 +103,7 @@ CheckpointIndex read_committed_index(const std::string& path, uint64_t* hash = n
     const std::string shard_path = join_path(path, shard.file);
     const uint64_t bytes = file_size(shard_path);
     if (bytes != shard.bytes) {
-      throw_failed(shard_path + ": is damaged: it is " + std::to_string(bytes) +
+      throw_failed(shard_path + " is damaged: it is " + std::to_string(bytes) +
                    " bytes long, but " + std::to_string(shard.bytes) + " were saved");
     }
   }
@@ -507,7 +510,7 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,
         incomplete->push_back(fault);
       }
     } else if (name.starts_with(kTemporaryPrefix) && incomplete != nullptr) {
-      incomplete->push_back(path + ": left by a save or a deletion that did not finish");
+      incomplete->push_back(path + ": a save or a deletion that is under way or did not finish");
     }
   }
   complete.merge(replaced);
@@ -606,7 +609,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
   for (const StoredShard& shard : result.index_.shards) {
     SafetensorsFile file = SafetensorsFile::open(join_path(path, shard.file));
     if (hash_bytes(file.header().data(), file.header().size()) != shard.header_hash) {
-      throw_failed(file.path() + ": is damaged: its header does not have the hash that was saved");
+      throw_failed(file.path() + " is damaged: its header does not have the hash that was saved");
     }
     tensors_in_shards += file.entries().size();
     result.shards_->by_name.emplace(shard.file, std::move(file));
@@ -658,7 +661,7 @@ void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const Check
         const Box common = intersection(slice.box, wanted[i]->box);
         if (common.shape.elements() == 0) continue;
         if (!verified && hash_bytes(bytes.data(), bytes.size()) != slice.hash) {
-          throw_failed(file.path() + ": is damaged: tensor " + quote_name(slice.tensor) +
+          throw_failed(file.path() + " is damaged: tensor " + quote_name(slice.tensor) +
                        " does not have the hash that was saved; load an earlier checkpoint");
         }
         verified = true;

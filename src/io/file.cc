@@ -160,6 +160,7 @@ void Disk::make_directories(const std::string& path) const {
     const int error_number = errno;
     // Another process may have made it in the meantime.
     if (error_number == EEXIST && std::filesystem::is_directory(path, error)) return;
+    if (error_number == EEXIST) throw_bad_request(path + " is a file, not a folder.");
     throw_system_failure(path, "make this directory", error_number);
   }
   sync_directory(parent);

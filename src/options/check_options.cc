@@ -97,7 +97,7 @@ void check_options(const Options& options) {
     throw_bad_request("--eval-iters 0: troupe eval evaluates at least one batch.");
   }
   if (options.command == Command::train && !options.train_iters && !options.train_samples) {
-    throw_bad_request("troupe train needs --train-iters N or --train-samples N.");
+    throw_bad_request("train needs --train-iters N or --train-samples N.");
   }
   if (options.command == Command::tokenize && options.tokenizer_type == "Llama2Tokenizer") {
     throw_bad_request(
@@ -109,7 +109,7 @@ void check_options(const Options& options) {
                         !options.valid_data_path.empty() || !options.train_data_path.empty() ||
                         !options.per_split_data_args_path.empty() || options.mock_data;
   if (options.command == Command::eval && !has_data) {
-    throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");
+    throw_bad_request("eval needs --data-path PREFIX or --valid-data-path PREFIX.");
   }
   if (options.command == Command::train) {
     length_spec_of(options);

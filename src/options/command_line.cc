@@ -466,7 +466,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
                                     flag_of(*spec), flag_of(*other)));
     }
     if (!given.contains(spec) && other == nullptr && requires_option(command, *spec)) {
-      throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
+      throw_bad_request(fmt::format("{} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }
   }

@@ -419,6 +419,17 @@ bool takes_foreign_flags(Command command) {
          command == Command::bench;
 }
 
+namespace {
+
+// "a, b, c" of "a b c".
+std::string with_commas(std::string_view words) {
+  std::string text;
+  for (const char c : words) text += c == ' ' ? std::string(", ") : std::string(1, c);
+  return text;
+}
+
+}  // namespace
+
 std::string accept_foreign_flag(const ForeignFlag& flag, std::string_view value) {
   if (!flag.accepted) throw_bad_request(fmt::format("--{}: {}", flag.name, flag.reason));
   if (!flag.only.empty() && !is_among(value, flag.only)) {
@@ -427,7 +438,7 @@ std::string accept_foreign_flag(const ForeignFlag& flag, std::string_view value)
   }
   if (!flag.choices.empty() && !is_among(value, flag.choices)) {
     throw_bad_request(fmt::format("--{} {}: Megatron's values are {}.", flag.name, printable(value),
-                                  flag.choices));
+                                  with_commas(flag.choices)));
   }
   return fmt::format("--{}{}{} is accepted and changes nothing: {}", flag.name,
                      value.empty() ? "" : " ", printable(value), flag.reason);

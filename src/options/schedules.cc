@@ -132,7 +132,9 @@ std::string schedule_difference(const Schedules& before, const Schedules& after)
   if (a.warmup_samples > 0) found.push_back(differs("--lr-warmup-init", a.init_lr, b.init_lr));
   if (a.style != LrDecayStyle::constant) {
     found.push_back(differs("--min-lr", a.min_lr, b.min_lr));
-    found.push_back(differs("an end of the decay (samples) at", a.decay_samples, b.decay_samples));
+    found.push_back(differs(
+        "a decay of the learning rate (--lr-decay-iters; if unset, --train-iters) to sample",
+        a.decay_samples, b.decay_samples));
   }
   if (a.style == LrDecayStyle::wsd) {
     found.push_back(differs("--lr-wsd-decay-style", name_among(kWsdDecayStyles, a.wsd_style),

@@ -324,15 +324,18 @@ OrRefusal<std::vector<int32_t>> layers_by_rank(int32_t layers, int32_t ranks,
   const int64_t left = int64_t{layers} - uneven.first_layers - uneven.last_layers;
   const int32_t others = ranks - named;
   const bool by_last = uneven.first_layers == 0;
-  if (others < 0) {
+  if (ranks == 1 && (others < 0 || left != 0)) {
     return refuse_end(uneven, by_last,
                       "the pipeline has one rank, whose layers are those of the model.");
   }
+  if (left < 0) {
+    return refuse_end(uneven, by_last, fmt::format("the model has {} layers.", layers));
+  }
   if (left < others || (others == 0 && left != 0) || (others > 0 && left % others != 0)) {
     return refuse_end(uneven, by_last,
-                      fmt::format("of {} layers {} are left for the {} other ranks of the "
+                      fmt::format("of {} layers {} are left for the {} other rank{} of the "
                                   "pipeline, which must have equally many each.",
-                                  layers, left, others));
+                                  layers, left, others, others == 1 ? "" : "s"));
   }
   std::vector<int32_t> sizes(static_cast<size_t>(ranks),
                              others == 0 ? 0 : static_cast<int32_t>(left / others));

@@ -1,5 +1,6 @@
 // OpSpec: everything the system knows about one kind of operation. One constant of this type per
-// kind, in the kind's own folder under ops/. Nothing outside that folder knows the kind by name.
+// kind, in the kind's own folder under ops/. Others know no kind by name but where they emit
+// it, and in passes that rewrite it.
 //
 // How to add an operation: see CONTRIBUTING.md.
 #pragma once

@@ -5,6 +5,7 @@
 
 #include "base/units.h"
 #include "data/mock_dataset.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -65,7 +66,8 @@ bool has_samples(const DataSets& data, std::string_view split_weights,
 std::string describe_use(const SampleSource& source, int64_t samples) {
   std::string text;
   for (const MemberUse& use : source.use_of(samples)) {
-    text += fmt::format("  {}: {} documents, {} tokens; ", use.prefix, use.documents,
+    text += fmt::format("  {}: {}, {} tokens; ", use.prefix,
+                        counted(static_cast<int64_t>(use.documents), "document"),
                         format_count(static_cast<double>(use.tokens)));
     if (use.samples != samples) {
       text += fmt::format("{:.2f} % of the samples, ",

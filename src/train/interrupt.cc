@@ -20,12 +20,16 @@ void handle_hangup(int) {
 }
 
 void handle_signal(int) {
-  if (requested.exchange(true)) _exit(static_cast<int>(ExitStatus::interrupted));
-  if (says_nothing) return;
-  static constexpr std::string_view kMessage =
-      "\ntroupe: stopping cleanly; interrupt again to stop at once\n";
-  // There is nothing to write to when standard error is closed.
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  static constexpr std::string_view kFirst =
+      "\ntroupe: stopping after this step or validation; interrupt again to stop at once\n";
+  static constexpr std::string_view kSecond = "\ntroupe: stopped at once; nothing more was saved\n";
+  const bool is_second = requested.exchange(true);
+  const std::string_view message = is_second ? kSecond : kFirst;
+  if (!says_nothing) {
+    // There is nothing to write to when standard error is closed.
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, message.data(), message.size());
+  }
+  if (is_second) _exit(static_cast<int>(ExitStatus::interrupted));
 }
 
 void handle_signal_at_once(int) {

@@ -60,6 +60,7 @@ class Search {
   LayoutSearch run() {
     try {
       estimate_all();
+      report(reports_.planning, 0, most_planned_);
       plan_the_fastest();
       if (!result_.best.empty()) {
         do {

@@ -78,7 +78,7 @@ std::string Progress::describe(const StepMetrics& metrics) {
       {fmt::format("loss {:.4f}", without_sign_of_nan(metrics.loss)), 0},
       {loss_for_comparison(metrics.loss, options_.byte_tokens), 6},
       {fmt::format("lr {:.2e}", metrics.lr), 5},
-      {fmt::format("grad norm {:.3f}", metrics.grad_norm), 4}};
+      {fmt::format("grad norm {:.3f}", without_sign_of_nan(metrics.grad_norm)), 4}};
   if (!metrics.layers.empty()) {
     parts.push_back({fmt::format("imbalance {:.2f}", metrics.load_imbalance()), 3});
   }
@@ -91,7 +91,8 @@ std::string Progress::describe(const StepMetrics& metrics) {
   }
   if (metrics.num_zeros) parts.push_back({fmt::format("zeros {}", *metrics.num_zeros), 7});
   if (metrics.params_norm) {
-    parts.push_back({fmt::format("params norm {:.3f}", *metrics.params_norm), 7});
+    parts.push_back(
+        {fmt::format("params norm {:.3f}", without_sign_of_nan(*metrics.params_norm)), 7});
   }
   if (metrics.rooms_lacked > 0) parts.push_back({"in rounds", 1});
   if (metrics.skipped) {

@@ -56,7 +56,9 @@ LoadedCheckpoint find_loaded(const LoadSpec& load, const std::string& save, cons
         load.folder, incomplete.back()));
   }
   // A warning: the run goes on from an earlier step than its owner may think.
-  for (const std::string& line : incomplete) log.warn(line);
+  for (const std::string& line : incomplete) {
+    log.warn(fmt::format("Warning: {}{}", line, line.ends_with('.') ? "" : "."));
+  }
   if (loaded.path) {
     const Checkpoint checkpoint = Checkpoint::open(*loaded.path);
     loaded.stored = read_stored_run(checkpoint);
@@ -69,7 +71,8 @@ LoadedCheckpoint find_loaded(const LoadSpec& load, const std::string& save, cons
   }
   if (!same_folder(load.folder, save) || load.is_required) {
     throw_bad_request(
-        fmt::format("--load {}: there is no complete checkpoint in it.", load.folder));
+        fmt::format("--load {}: there is no {}.", load.folder,
+                    path_exists(load.folder) ? "complete checkpoint in it" : "such folder"));
   }
   log.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", load.folder));
   return loaded;

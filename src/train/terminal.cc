@@ -134,6 +134,15 @@ std::string wrap_for_terminal(std::string_view utf8, int descriptor, size_t inde
   return columns > 0 ? wrap_text(utf8, static_cast<size_t>(columns), indent) : std::string(utf8);
 }
 
+std::string counted(int64_t count, std::string_view one, std::string_view several) {
+  if (count == 1) return fmt::format("1 {}", one);
+  return several.empty() ? fmt::format("{} {}s", count, one) : fmt::format("{} {}", count, several);
+}
+
+void print_note(std::string_view utf8) {
+  std::fprintf(stderr, "%s\n", wrap_for_terminal(utf8, STDERR_FILENO, 2).c_str());
+}
+
 std::string block_chart(const std::vector<double>& values, size_t columns) {
   static constexpr const char* kBlocks[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   constexpr double kHighest = 8;

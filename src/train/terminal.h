@@ -37,6 +37,12 @@ std::string wrap_text(std::string_view utf8, size_t columns, size_t indent);
 // wrap_text() for the terminal of this descriptor; as it stands where that is none.
 std::string wrap_for_terminal(std::string_view utf8, int descriptor, size_t indent);
 
+// "1 document", "2 documents"; `several` where that is not one letter more.
+std::string counted(int64_t count, std::string_view one, std::string_view several = {});
+
+// A note or a warning on standard error, wrapped for its terminal, with a newline.
+void print_note(std::string_view utf8);
+
 // wrap_text() for words that must not be broken, such as a flag with its value.
 std::string wrap_words(const std::vector<std::string>& words, size_t columns, size_t first_indent,
                        size_t indent);

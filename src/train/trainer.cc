@@ -62,6 +62,12 @@ ExitStatus Trainer::run() {
   if (const std::string reason = why_no_hf_form(run.model); !reason.empty()) log_.say(reason);
   open_log();
   if (start_.is_upcycled()) save(SaveReason::asked);
+  if (position_.step > 0 && position_.step >= start_.last_step()) {
+    log_.say(
+        fmt::format("All {} steps are done already. A larger --train-iters or --train-samples "
+                    "goes on.",
+                    start_.last_step()));
+  }
   if (position_.step == 0) evaluate();
   // Clocks and signals are not the same for all ranks: they end, and save, together.
   constexpr uint32_t kStop = 1;
@@ -91,9 +97,10 @@ ExitStatus Trainer::run() {
   if (!metrics_.layers.empty()) log_.say(expert_load_chart(metrics_, kDefaultColumns));
   const bool interrupted = (votes & kInterrupt) != 0;
   if (interrupted) {
-    log_.say(saver_.is_off() ? "Interrupted. Nothing was saved, because of --no-save."
-                             : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
-                                           position_.step, spec_.save.folder));
+    log_.say(saver_.is_off()
+                 ? "Interrupted. Nothing was saved, because of --no-save."
+                 : fmt::format("Interrupted after step {0}, saved. --load {1} --save {1} goes on.",
+                               position_.step, spec_.save.folder));
   } else {
     fail_if_diverged();
   }
@@ -183,17 +190,19 @@ void Trainer::print_start() const {
                               name.empty() ? "" : " " + name, evaluated);
     text += describe_use(source, evaluated);
   }
-  text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
+  text += fmt::format("{}: {} operations, {} in {}\n",
                       spec_.batch_sizes.stages.size() > 1 ? "Largest step" : "Step",
-                      runner_.program().op_count(), runner_.batch_size(),
-                      runner_.batch_size() / spec_.step.options.micro_batch_size);
+                      runner_.program().op_count(), counted(runner_.batch_size(), "sequence"),
+                      counted(runner_.batch_size() / spec_.step.options.micro_batch_size,
+                              "micro-batch", "micro-batches"));
   if (spec_.device.ranks > 1) {
     const Layout& layout = session_.layout();
     text += fmt::format(
-        "{} ranks of {} threads: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
+        "{} ranks of {}: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
         "{} micro-batches of the step each\n",
-        spec_.device.ranks, session_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
-        layout.etp(), layout.ep(), layout.edp(), spec_.step.options.micro_batches);
+        spec_.device.ranks, counted(session_.threads(), "thread"), layout.tp(), layout.cp(),
+        layout.dp(), layout.pp(), layout.etp(), layout.ep(), layout.edp(),
+        spec_.step.options.micro_batches);
   }
   if (const int32_t replicas = session_.layout().dp();
       model.moe_global_aux_loss_coeff > 0 && replicas > 1) {
@@ -217,7 +226,7 @@ void Trainer::open_log() {
     ThreadPool all_threads(spec.thread_count());
     limit = measure_matmul_limit(run.compute_dtype, all_threads, spec.device);
     const std::string where =
-        spec.device == Device::cuda ? "the GPU" : fmt::format("{} threads", all_threads.threads());
+        spec.device == Device::cuda ? "the GPU" : counted(all_threads.threads(), "thread");
     log_.say(fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
                          where));
     limit /= ranks_that_share(spec, session_.group(), spec.device);
@@ -344,6 +353,7 @@ void Trainer::test() {
 }
 
 void Trainer::save(SaveReason reason, bool is_last) {
+  if (!is_last && position_.step >= start_.last_step()) return;  // the last save follows
   const auto start = Clock::now();
   const int64_t before = saver_.last_saved_step();
   const auto say = [this](const std::string& text, bool is_failure) {

@@ -579,6 +579,13 @@ std::string model_differences(const ModelConfig& saved, const ModelConfig& wante
   return text;
 }
 
+// "fp32" of f32.
+std::string name_in_flags(DType dtype) {
+  std::string name(name_of(dtype));
+  if (name.front() == 'f') name.insert(1, "p");
+  return name;
+}
+
 }  // namespace
 
 void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path,
@@ -596,8 +603,8 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
                     path, model_differences(stored.identity.model, wanted.model)));
   }
   if (stored.identity.compute_dtype != wanted.compute_dtype) {
-    refuse("--compute-dtype", std::string(name_of(stored.identity.compute_dtype)),
-           std::string(name_of(wanted.compute_dtype)));
+    refuse("--compute-dtype", name_in_flags(stored.identity.compute_dtype),
+           name_in_flags(wanted.compute_dtype));
   }
   if (!stored.parts.seed && !any_seed) {
     throw_bad_request(
@@ -675,6 +682,8 @@ std::string passed_over(const std::string& path, const std::string& chosen,
   const int64_t step = Checkpoint::open(chosen).step();
   const std::optional<int64_t> newest = newest_checkpoint_folder(path);
   if (!newest || *newest <= step) return "";
+  // A run that goes on may have saved it since `chosen` was found.
+  if (const auto now = newest_checkpoint(path); now && now->step >= *newest) return "";
   return fmt::format(
       "{}: the newest checkpoint, of step {}, is damaged; the newest complete one is "
       "that of step {}. ({})",

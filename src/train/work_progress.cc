@@ -35,21 +35,22 @@ std::string WorkProgress::describe(uint64_t done, uint64_t total, double seconds
       static_cast<double>(done) / static_cast<double>(std::max<uint64_t>(1, total));
   const double speed = static_cast<double>(done) / seconds;
   std::string text =
-      unit_.empty()
-          ? fmt::format("{} {:.0f}% of {} | {}/s", what_, 100 * share, format_bytes(total),
-                        format_bytes(static_cast<uint64_t>(speed)))
-          : fmt::format("{} {}/{} {} | {:.3g} per second", what_, done, total, unit_, speed);
-  if (done > 0) text += " | " + format_time_left(seconds * (1 - share) / share);
-  return text;
+      unit_.empty() ? fmt::format("{} {:.0f}% of {} | {}/s", what_, 100 * share,
+                                  format_bytes(total), format_bytes(static_cast<uint64_t>(speed)))
+                    : fmt::format("{} {}/{} {}", what_, done, total, unit_);
+  if (done == 0) return text;
+  if (!unit_.empty()) text += fmt::format(" | {:.3g} per second", speed);
+  return text + " | " + format_time_left(seconds * (1 - share) / share);
 }
 
-void WorkProgress::show(uint64_t done, uint64_t total) {
+void WorkProgress::show(uint64_t done, uint64_t total, bool at_once) {
   if (interrupt_requested()) throw UserError(ExitStatus::interrupted, interrupted_);
   const auto now = Clock::now();
-  if (quiet_ || now - start_ < kSilence) return;
+  at_once = at_once && line_.on_terminal();
+  if (quiet_ || (now - start_ < kSilence && !at_once)) return;
   const Clock::duration interval =
       line_.on_terminal() ? Clock::duration(kLiveInterval) : Clock::duration(kPlainInterval);
-  if (now - shown_ < interval) return;
+  if (now - shown_ < interval && !at_once) return;
   shown_ = now;
   const std::string text =
       describe(done, total, std::chrono::duration<double>(now - start_).count());

@@ -25,7 +25,8 @@ class WorkProgress {
   WorkProgress(const WorkProgress&) = delete;
   WorkProgress& operator=(const WorkProgress&) = delete;
 
-  void show(uint64_t done, uint64_t total);
+  // `at_once`: of work that is known to take long, on a terminal also within the first second.
+  void show(uint64_t done, uint64_t total, bool at_once = false);
   // Takes the live line away.
   void clear() { line_.clear(); }
   // show() as a function, which borrows this object.

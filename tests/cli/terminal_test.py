@@ -108,7 +108,7 @@ class TerminalTest(unittest.TestCase):
                             interrupt_at=r"step +\d+/100000 \| loss")
         self.assertEqual(terminal.status, 130, terminal.screen.text())
         self.assertIn("Interrupted after step", terminal.screen.text())
-        self.assertIn("stopping cleanly; interrupt again to stop at once", terminal.screen.text())
+        self.assertIn("interrupt again to stop at once", terminal.screen.text())
         checkpoints = HERE.folder / "stopped" / "checkpoints"
         self.assertEqual(len(list(checkpoints.glob("step_*/COMMIT"))), 1)
 
@@ -168,6 +168,8 @@ class TerminalTest(unittest.TestCase):
         terminal = Terminal(*many, interrupt_at=live)
         self.assertTrue(terminal.interrupted, terminal.screen.text())
         self.assertEqual(terminal.status, 130, terminal.screen.text())
+        self.assertIn(f"Interrupted. Nothing was written to {out}.",
+                      terminal.screen.text().replace("\n", ""))
         quiet = Terminal(*many[:100], "--quiet", interrupt_at=r"\S")
         self.assertFalse(quiet.interrupted, quiet.screen.text())
         self.assertEqual(quiet.status, 0, quiet.screen.text())

@@ -316,8 +316,9 @@ TEST(CheckpointFault, AFileThatMayNotGrowFailsTheSaveOnly) {
 TEST(CheckpointFault, AFolderThatCannotBeMadeIsNamed) {
   const TempFolder dir;
   io_test::put_file(dir / "run", "a file is in the way");
-  expect_phrase(message_of(ExitStatus::failed, [&] { save(dir / "run", 1, small_model(), 1); }),
-                dir / "run");
+  expect_phrase(
+      message_of(ExitStatus::bad_request, [&] { save(dir / "run", 1, small_model(), 1); }),
+      dir / "run is a file, not a folder.");
 }
 
 }  // namespace

@@ -381,7 +381,7 @@ TEST(Checkpoint, ListsCompleteOnesByStepAndExplainsTheOthers) {
   EXPECT_EQ(found[2].path, folder + "/step_123456789");
   EXPECT_EQ(newest_checkpoint(dir.path())->step, 123'456'789);
   ASSERT_EQ(incomplete.size(), 5U);
-  expect_phrase(incomplete[0], ".tmp_step_00000050_1: left by a save");
+  expect_phrase(incomplete[0], ".tmp_step_00000050_1: a save or a deletion");
   expect_phrase(incomplete[1], "step_00000003: is not a complete checkpoint");
   expect_phrase(incomplete[2], "step_00000008: is not a complete checkpoint");
   expect_phrase(incomplete[3], "step_00000009: is not a complete checkpoint");

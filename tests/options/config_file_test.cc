@@ -116,7 +116,7 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
   expect("bf16 = true\ncompute-dtype = \"fp32\"", "2", "set twice");
   expect("lr = ", "1", "");
   expect("config = \"other.toml\"", "1", "cannot name another");
-  EXPECT_EQ(refusal("lr = 1\ntrain-iters = 5"), "troupe train needs --data-path PREFIX.");
+  EXPECT_EQ(refusal("lr = 1\ntrain-iters = 5"), "train needs --data-path PREFIX.");
   write("");
   EXPECT_NE(message_of(ExitStatus::bad_request,
                        [&] {
@@ -212,7 +212,7 @@ TEST_F(ConfigFile, AFlagThatIsOffIsAsIfItWasNotThere) {
   EXPECT_FALSE(was_given(options, "no-save"));
   EXPECT_TRUE(was_given(options, "lr"));
   EXPECT_EQ(refusal("mock-data = false\nlr = 1\ntrain-iters = 1"),
-            "troupe train needs --data-path PREFIX.");
+            "train needs --data-path PREFIX.");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <gtest/gtest.h>
 #include <iterator>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <stdlib.h>
@@ -275,6 +276,9 @@ TEST(MegatronFlags, WaysToStretchPositions) {
                                                         .fast = 4,
                                                         .slow = 1}));
   EXPECT_EQ(scaling("--use-rope-scaling --rope-scaling-factor 32").factor, 32);
+  // Nothing is left of a model's own yarn.
+  EXPECT_EQ(model_of("plan --model gpt-oss-20b --use-rope-scaling").rope_scaling(),
+            scaling("--use-rope-scaling"));
   const RopeScaling yarn = scaling(
       "--position-embedding-type yarn --rotary-scaling-factor 8 --yarn-beta-fast 16 "
       "--yarn-beta-slow 2 --yarn-original-max-position-embeddings 2048 "
@@ -388,8 +392,10 @@ TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
     std::string value = flag.values == ForeignValues::none ? "" : " 7";
     if (flag.values == ForeignValues::many) value += " 8";
     if (!flag.choices.empty()) {
+      const std::string choices =
+          std::regex_replace(std::string(flag.choices), std::regex(" "), ", ");
       EXPECT_EQ(refusal_of_text(train + given + " 7"),
-                given + " 7: Megatron's values are " + std::string(flag.choices) + ".");
+                given + " 7: Megatron's values are " + choices + ".");
       value = " " + std::string(flag.choices.substr(0, flag.choices.find(' ')));
     }
     if (!flag.only.empty()) {

@@ -418,7 +418,7 @@ TEST(CheckOptions, RefusesContradictions) {
       },
       "exclude each other");
   refused([](Options&) {}, "--train-iters N or --train-samples N");
-  refused([](Options& o) { o.command = Command::eval; }, "troupe eval needs --data-path PREFIX");
+  refused([](Options& o) { o.command = Command::eval; }, "eval needs --data-path PREFIX");
   refused(
       [](Options& o) {
         o.command = Command::eval;

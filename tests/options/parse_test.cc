@@ -156,9 +156,9 @@ TEST(Parse, MissingValues) {
             "--save needs a value, but --lr follows (to mean that text: --save=--lr).");
   EXPECT_EQ(refusal({"doctor", "--json=maybe"}),
             "--json takes no value, or =true or =false, not 'maybe'.");
-  EXPECT_EQ(refusal({"verify"}), "troupe verify needs HF_DIR.");
+  EXPECT_EQ(refusal({"verify"}), "verify needs HF_DIR.");
   EXPECT_EQ(refusal({"train", "--data-path", "x", "--lr", "1"}),
-            "troupe train needs --train-iters N or --train-samples N.");
+            "train needs --train-iters N or --train-samples N.");
 }
 
 TEST(Parse, AFileMayStandForTheDataPath) {
@@ -169,7 +169,7 @@ TEST(Parse, AFileMayStandForTheDataPath) {
     return arguments;
   };
   EXPECT_EQ(parse(train({"--data-args-path", "f"})).data_args_path, "f");
-  EXPECT_EQ(refusal(train({})), "troupe train needs --data-path PREFIX.");
+  EXPECT_EQ(refusal(train({})), "train needs --data-path PREFIX.");
   EXPECT_EQ(refusal(train({"--data-path", "a", "--data-args-path", "f"})),
             "--data-path and --data-args-path exclude each other; give one of them.");
 }

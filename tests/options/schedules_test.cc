@@ -487,8 +487,10 @@ TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
          [](Options& o) { o.decoupled_min_lr = 0.002; });
   expect("--lr-warmup-init 0 instead of 0.005", [](Options& o) { o.lr_warmup_init = 0.005; });
   expect("--min-lr 0 instead of 0.0005", [](Options& o) { o.min_lr = 0.0005; });
-  expect("an end of the decay (samples) at 1000 instead of 900",
-         [](Options& o) { o.lr_decay_samples = 900; });
+  expect(
+      "a decay of the learning rate (--lr-decay-iters; if unset, --train-iters) to sample 1000 "
+      "instead of 900",
+      [](Options& o) { o.lr_decay_samples = 900; });
   expect("--lr-wsd-decay-style exponential instead of cosine",
          [](Options& o) { o.lr_wsd_decay_style = WsdDecayStyle::cosine; });
   expect("a fall at the end (samples) of 30 instead of 40",

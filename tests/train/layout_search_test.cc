@@ -272,8 +272,10 @@ TEST_F(LayoutSearchTest, SaysHowFarEachPartOfItIs) {
                  {.estimating = note("estimating"), .planning = note("planning")});
   for (const auto& [part, steps] : said) {
     ASSERT_FALSE(steps.empty());
+    // Planning begins with a report that nothing is done, since each layout may take seconds.
+    const size_t first = part == "planning" ? 0 : 1;
     for (size_t i = 0; i < steps.size(); ++i) {
-      EXPECT_EQ(steps[i].first, i + 1) << part;
+      EXPECT_EQ(steps[i].first, i + first) << part;
       EXPECT_LE(steps[i].first, steps[i].second) << part;
     }
   }

@@ -412,7 +412,7 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
   other.compute_dtype = DType::bf16;
   message = refused(stored, other);
   expect_part(message, path);
-  expect_part(message, "was saved with --compute-dtype f32, this run has bf16");
+  expect_part(message, "was saved with --compute-dtype fp32, this run has bf16");
   expect_part(message, "--finetune");
 
   other = identity;
