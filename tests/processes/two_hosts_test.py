@@ -80,6 +80,7 @@ class TwoHosts(unittest.TestCase):
                                "TROUPE_RENDEZVOUS_SECRET": f"the secret of rank {rank}"})
         self.assertEqual(ranks.wait(30), [1, 1], ranks.all_errors())
         self.assertRegex(ranks.errors(1), r"^troupe: Rank 1 \(beta, process \d+\) has another secret")
+        self.assertRegex(ranks.errors(1), r" \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}\]\n$")
         self.assertRegex(ranks.errors(0), "1 connection from 10.77.0.2 had another secret")
 
     def test_other_options_are_named_with_host_and_process(self):  # only torchrun

@@ -1062,10 +1062,6 @@ bool PostGroup::announce_failure(ExitStatus status, const std::string& message) 
   return !hears && is_own && rank_ < lowest_failed_ && speak();
 }
 
-namespace {
-
-// " [2026-11-22 21:40:16 +0000]" where standard error is no terminal. The logs of several
-// hosts are compared by it.
 std::string time_for_logs() {
   if (isatty(STDERR_FILENO) != 0) return {};
   const std::time_t now = std::time(nullptr);
@@ -1075,8 +1071,6 @@ std::string time_for_logs() {
   const size_t length = std::strftime(text.data(), text.size(), " [%F %T %z]", &local);
   return {text.data(), length};
 }
-
-}  // namespace
 
 ProcessGroup& PostProcesses::group(std::chrono::milliseconds limit) {
   TROUPE_CHECK(group_ == nullptr, "processes form one group");

@@ -161,6 +161,10 @@ class PostGroup : public ProcessGroup {
   std::thread mover_;                // the last member: it uses the others
 };
 
+// " [2026-11-22 21:40:16 +0000]" where standard error is no terminal, else nothing: the logs of
+// several hosts are compared by it.
+std::string time_for_logs();
+
 class PostProcesses : public Processes {
  public:
   explicit PostProcesses(std::unique_ptr<Post> post) : post_(std::move(post)) {}
