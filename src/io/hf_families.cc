@@ -765,6 +765,17 @@ constexpr ForeignArchitecture kForeignArchitectures[] = {
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",
      "LlamaForCausalLM"},
+    {"PhimoeForCausalLM", "routing by SparseMixer, and norms with biases", "MixtralForCausalLM"},
+    {"DbrxForCausalLM", "norms that subtract the mean, and clipped queries, keys and values",
+     "MixtralForCausalLM"},
+    {"GraniteMoeForCausalLM", "multipliers of embeddings, attention, residuals and logits",
+     "MixtralForCausalLM"},
+    {"JambaForCausalLM", "Mamba layers", "MixtralForCausalLM"},
+    {"Llama4ForCausalLM", "attention in chunks, and router weights on what experts read",
+     "MixtralForCausalLM"},
+    {"Llama4ForConditionalGeneration", "images, and attention in chunks", "MixtralForCausalLM"},
+    {"Qwen3VLMoeForConditionalGeneration", "images, and positions of three dimensions",
+     "Qwen3MoeForCausalLM"},
 };
 
 // The scaling of angles in the dialect of transformers 5; empty where there is none.

@@ -230,6 +230,12 @@ class LoadedModels(unittest.TestCase):
         self.refused(done, 2, "has no place in a Qwen3MoeForCausalLM")
         self.assertLess(len(done.stderr), 1000)
 
+    def test_foreign_architectures_are_told_what_comes_nearest(self):
+        path = HERE.folder / "jamba.json"
+        path.write_text(json.dumps(CONFIG | {"architectures": ["JambaForCausalLM"]}))
+        self.refused(run("plan", "--model", path), 2,
+                     "(missing: Mamba layers; MixtralForCausalLM comes nearest)")
+
     def test_all_reasons_are_named_the_architecture_first(self):
         config = CONFIG | {"architectures": ["Qwen2ForCausalLM"], "hidden_act": "gelu",
                            "rope_scaling": {"type": "dynamic", "factor": 40},
