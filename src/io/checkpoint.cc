@@ -592,6 +592,21 @@ std::optional<int64_t> best_checkpoint_step(const std::string& dir) {
   return step;
 }
 
+namespace {
+
+// What to load instead of a checkpoint that is damaged.
+std::string earlier_of(const std::string& path, int64_t step) {
+  std::string text = "; load an earlier checkpoint";
+  for (const CheckpointInfo& other : list_checkpoints(parent_path(parent_path(path)))) {
+    if (other.step < step) {
+      text = "; load the complete one before it, of step " + std::to_string(other.step);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
 struct Checkpoint::Shards {
   std::unordered_map<std::string, SafetensorsFile> by_name;
 };
@@ -609,7 +624,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
   for (const StoredShard& shard : result.index_.shards) {
     SafetensorsFile file = SafetensorsFile::open(join_path(path, shard.file));
     if (hash_bytes(file.header().data(), file.header().size()) != shard.header_hash) {
-      throw_failed(file.path() + " is damaged: its header does not have the hash that was saved");
+      throw_failed(file.path() + " is damaged: its header does not have the hash that was saved" +
+                   earlier_of(path, result.step()));
     }
     tensors_in_shards += file.entries().size();
     result.shards_->by_name.emplace(shard.file, std::move(file));
@@ -662,7 +678,7 @@ void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const Check
         if (common.shape.elements() == 0) continue;
         if (!verified && hash_bytes(bytes.data(), bytes.size()) != slice.hash) {
           throw_failed(file.path() + " is damaged: tensor " + quote_name(slice.tensor) +
-                       " does not have the hash that was saved; load an earlier checkpoint");
+                       " does not have the hash that was saved" + earlier_of(path_, step()));
         }
         verified = true;
         const size_t copied =

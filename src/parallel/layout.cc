@@ -421,10 +421,14 @@ GroupPlace Layout::place_in(RankGroup kind, int32_t rank) const {
     case RankGroup::dp_cp_across_instances:
     case RankGroup::edp_across_instances:
       return {.place = all.place / block, .ranks = instances};
-    case RankGroup::kv_replicas:
-    case RankGroup::optimizer_instance:
     case RankGroup::etp_ep_within_node:
     case RankGroup::etp_ep_across_nodes:
+      if (options_.dispatch_node_ranks == 0) {
+        return kind == RankGroup::etp_ep_within_node ? all : GroupPlace{.place = 0, .ranks = 1};
+      }
+      [[fallthrough]];
+    case RankGroup::kv_replicas:
+    case RankGroup::optimizer_instance:
     case RankGroup::embedding: {
       const std::vector<int32_t> ranks = members(kind, rank);
       const auto found = std::find(ranks.begin(), ranks.end(), rank);

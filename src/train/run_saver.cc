@@ -120,7 +120,7 @@ void RunSaver::attempt(SaveReason reason, const RunIdentity& identity,
     return;
   }
   has_failed_ = false;
-  warned_of_.clear();
+  last_warning_.reset();
   last_saved_step_ = position.step;
   last_try_ = Clock::now();
   if (!leads()) return;
@@ -140,8 +140,7 @@ void RunSaver::save(SaveReason reason, const RunIdentity& identity,
   attempt(reason, identity, position, state, storage, say);
   if (!has_failed_ || !leads()) return;
   // With saves that follow each other closely, each failing, once is enough for a while.
-  if (failure_ == warned_of_ && Clock::now() - last_warning_ < kRetryAfter) return;
-  warned_of_ = failure_;
+  if (last_warning_ && Clock::now() - *last_warning_ < kRetryAfter) return;
   last_warning_ = Clock::now();
   say(fmt::format("Warning: the checkpoint of step {} was not saved: {} Training goes on; the next "
                   "attempt comes within {}.",

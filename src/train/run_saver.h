@@ -82,9 +82,8 @@ class RunSaver {
   int64_t last_clock_step_ = -1;  // of the newest checkpoint that the clock made; -1: none is left
   bool has_failed_ = false;
   SaveReason failed_reason_ = SaveReason::asked;
-  std::string failure_;    // of the last attempt, on rank 0
-  std::string warned_of_;  // the failure of the last warning, until a save succeeds
-  Clock::time_point last_warning_;
+  std::string failure_;                            // of the last attempt, on rank 0
+  std::optional<Clock::time_point> last_warning_;  // of a failure, until a save succeeds
   Clock::time_point last_try_;
 };
 

@@ -167,6 +167,27 @@ class LoadedModels(unittest.TestCase):
         done = self.done(run("convert", "--load", runs, "--save", self.out / "hf"))
         self.assertNotIn("is damaged", done.stderr)
 
+    def test_a_flipped_byte_names_the_complete_one_before_it(self):
+        runs = self.out / "flipped"
+        shutil.copytree(HERE.folder / "base", runs)
+        shard, = (runs / "checkpoints/step_00000002").glob("shard_*.safetensors")
+        contents = bytearray(shard.read_bytes())
+        header = json.loads(contents[8:(begin := 8 + struct.unpack("<Q", contents[:8])[0])])
+        first, = (each["data_offsets"][0] for name, each in header.items()
+                  if name.startswith("embedding"))
+        contents[begin + first] ^= 1
+        shard.write_bytes(contents)
+        for done in self.use(runs):
+            self.refused(done, 1, "does not have the hash that was saved; load the complete one "
+                                  "before it, of step 1")
+
+    def test_a_save_that_is_under_way_is_no_damage(self):
+        runs = self.out / "live"
+        shutil.copytree(HERE.folder / "base", runs)
+        (runs / "checkpoints/.tmp_step_00000003_77").mkdir()
+        for done in self.use(runs):
+            self.assertNotIn("damaged", self.done(done).stderr)
+
     # ---- Random weights that are not meant ----
 
     def test_a_folder_with_weights_needs_a_word_about_them(self):
