@@ -562,18 +562,33 @@ std::string model_differences(const ModelConfig& saved, const ModelConfig& wante
   const json now = json::parse(write_model_config(wanted));
   json names = before;
   names.update(now);
-  const auto text_of = [&](const json& model, const std::string& name) {
-    if (!model.contains(name)) return std::string("nothing");
-    const std::string text = model.at(name).dump();
+  const auto text_of = [](const json& value) {
+    if (value.is_discarded()) return std::string("nothing");
+    const std::string text = value.dump();
     return text.size() <= kMostCharacters ? text : text.substr(0, kMostCharacters) + "...";
+  };
+  const json none = json(json::value_t::discarded);
+  // Of lists how long they are, or the first value that differs.
+  const auto difference = [&](const std::string& name) {
+    const json& was = before.contains(name) ? before.at(name) : none;
+    const json& is = now.contains(name) ? now.at(name) : none;
+    const bool are_lists = was.is_array() && is.is_array();
+    if (are_lists && was.size() != is.size()) {
+      return fmt::format("{}: {} values saved, {} now", name, was.size(), is.size());
+    }
+    if (are_lists) {
+      const auto at = static_cast<size_t>(std::mismatch(was.begin(), was.end(), is.begin()).first -
+                                          was.begin());
+      return fmt::format("{}[{}]: {} saved, {} now", name, at, text_of(was[at]), text_of(is[at]));
+    }
+    return fmt::format("{}: {} saved, {} now", name, text_of(was), text_of(is));
   };
   std::string text;
   int count = 0;
   for (const auto& [name, value] : names.items()) {
     if (before.contains(name) && now.contains(name) && before.at(name) == now.at(name)) continue;
     if (++count > kMostLines) continue;
-    text +=
-        fmt::format("\n  {}: {} saved, {} now", name, text_of(before, name), text_of(now, name));
+    text += "\n  " + difference(name);
   }
   if (count > kMostLines) text += fmt::format("\n  and {} more", count - kMostLines);
   return text;

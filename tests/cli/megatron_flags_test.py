@@ -120,7 +120,7 @@ class MegatronFlags(unittest.TestCase):
     def test_another_folder_to_load_from_must_hold_a_checkpoint(self):
         done = run("train", *flags(self.run_folder, load=HERE.folder / "missing"))
         self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("there is no complete checkpoint in it", done.stderr)
+        self.assertIn("there is no such folder", done.stderr)
         done = run("train", *flags(self.run_folder), "--exit-on-missing-checkpoint")
         self.assertEqual(done.returncode, 2, done.stderr)
 

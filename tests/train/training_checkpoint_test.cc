@@ -403,6 +403,18 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
   EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 2)
       << "only what differs: " << message;
 
+  // Of lists the first value that differs, or how long they are.
+  RunIdentity layers = identity;
+  layers.model.num_layers = 40;
+  layers.model.moe_layers.assign(40, true);
+  const StoredRun deep = round_trip(layers);
+  other = layers;
+  other.model.moe_layers[30] = false;
+  expect_part(refused(deep, other), "\n  moe_layers[30]: true saved, false now\n");
+  other.model.num_layers = 41;
+  other.model.moe_layers.assign(41, true);
+  expect_part(refused(deep, other), "\n  moe_layers: 40 values saved, 41 now\n");
+
   other = identity;
   other.model = mixtral_like_model(4);
   message = refused(stored, other);
