@@ -26,7 +26,7 @@ void RunLog::warn(const std::string& text) const {
 
 void RunLog::print(const std::string& text) const {
   if (progress_) return progress_->line(text);
-  std::fprintf(stderr, "%s\n", wrap_for_terminal(text, STDERR_FILENO, 2).c_str());
+  print_note(text);
 }
 
 void RunLog::open(const std::string& folder, RunHeader header, const std::string& options,

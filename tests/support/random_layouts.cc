@@ -137,8 +137,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   add("ep", o.expert_parallel);
   add("etp", o.expert_tensor_parallel.value_or(1));
   if (o.expert_parallel * o.expert_tensor_parallel.value_or(1) > 1) {
-    constexpr std::array kNames = {"allgather", "alltoall", "flex", "hierarchical"};
-    text += std::string("_by_") + kNames[static_cast<size_t>(c.dispatcher)];
+    text += "_by_" + std::string(name_of(c.dispatcher));
   }
   if (o.order != kDefaultRankOrder) text += "_other_order";
   add("mbs", c.micro_batch_size);
