@@ -121,6 +121,10 @@ class MegatronFlags(unittest.TestCase):
         done = run("train", *flags(self.run_folder, load=HERE.folder / "missing"))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("there is no such folder", done.stderr)
+        (HERE.folder / "empty").mkdir()
+        done = run("train", *flags(self.run_folder, load=HERE.folder / "empty"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("there is no complete checkpoint in it", done.stderr)
         done = run("train", *flags(self.run_folder), "--exit-on-missing-checkpoint")
         self.assertEqual(done.returncode, 2, done.stderr)
 

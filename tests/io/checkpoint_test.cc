@@ -266,7 +266,8 @@ TEST(Checkpoint, EveryFlippedBitIsDetected) {
       put_file(info.path + "/" + name, damaged);
       const std::string message =
           message_of(ExitStatus::failed, [&] { load_and_compare(info.path, small_model(), 1); });
-      if (message.find(" is damaged: tensor ") != std::string::npos) {
+      if (message.find(" is damaged: tensor ") != std::string::npos &&
+          message.find("does not have the hash that was saved; load") != std::string::npos) {
         ++named_tensors;
       }
     }
@@ -381,7 +382,8 @@ TEST(Checkpoint, ListsCompleteOnesByStepAndExplainsTheOthers) {
   EXPECT_EQ(found[2].path, folder + "/step_123456789");
   EXPECT_EQ(newest_checkpoint(dir.path())->step, 123'456'789);
   ASSERT_EQ(incomplete.size(), 5U);
-  expect_phrase(incomplete[0], ".tmp_step_00000050_1: a save or a deletion");
+  expect_phrase(incomplete[0],
+                ".tmp_step_00000050_1: a save or a deletion that is under way or did not finish");
   expect_phrase(incomplete[1], "step_00000003: is not a complete checkpoint");
   expect_phrase(incomplete[2], "step_00000008: is not a complete checkpoint");
   expect_phrase(incomplete[3], "step_00000009: is not a complete checkpoint");

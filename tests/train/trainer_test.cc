@@ -394,7 +394,10 @@ TEST_F(TrainerRun, OtherSchedulesNeedAWord) {
             ExitStatus::done);
   const Arguments longer = {"--train-iters", "8", "--save", save, "--load", save};
   const std::string message = refusal(longer);
-  EXPECT_NE(message.find("if unset, --train-iters) to sample 4 instead of 8"), std::string::npos)
+  EXPECT_NE(
+      message.find("a decay of the learning rate (--lr-decay-iters; if unset, --train-iters) to "
+                   "sample 4 instead of 8"),
+      std::string::npos)
       << message;
   EXPECT_NE(message.find("--override-opt_param-scheduler"), std::string::npos) << message;
   EXPECT_EQ(
