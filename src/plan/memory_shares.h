@@ -72,4 +72,10 @@ inline constexpr std::array kMemorySharesOfCpu = {
     KernelShare{"squared_norm", 1.05},
 };
 
+// The same in double precision, where the exponential has no vector instructions to itself.
+inline constexpr std::array kMemorySharesOfCpuInDouble = {
+    KernelShare{"activation", 0.25},
+    KernelShare{"activation_gradient", 0.25},
+};
+
 }  // namespace troupe
