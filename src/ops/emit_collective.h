@@ -1,4 +1,4 @@
-// Emits a collective: an operation that other ranks join, on the communication queue.
+// Emits a collective: an operation that other ranks join, on the queue of its group.
 #pragma once
 
 #include <initializer_list>
@@ -16,7 +16,7 @@ inline std::vector<ValueId> emit_collective(Builder& builder, const OpSpec& spec
                                             std::span<const ValueId> inputs,
                                             const std::string& name) {
   const PlaceScope scope(builder);
-  builder.place.queue = Queue::communication;
+  builder.place.queue = queue_of(spec.group(attributes));
   return builder.emit(spec, attributes, inputs, name);
 }
 inline std::vector<ValueId> emit_collective(Builder& builder, const OpSpec& spec,

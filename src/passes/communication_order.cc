@@ -10,27 +10,14 @@
 namespace troupe {
 namespace {
 
-bool spans_pipeline(RankGroup group) {
-  switch (group) {
-    case RankGroup::world:
-    case RankGroup::pp:
-    case RankGroup::tp_pp:
-    case RankGroup::etp_ep_pp:
-    case RankGroup::embedding:
-    case RankGroup::optimizer_instance:
-      return true;
-    default:
-      return false;
-  }
-}
-
+// Copies of the embedding are at several places of the pipeline.
 bool sums_gradients(const Program& program, const Op& op) {
   const auto is_gradient = [&](ValueId id) {
     return id.valid() && program.value(id).role == Role::gradient;
   };
-  return op.spec->group != nullptr && op.place.queue == Queue::communication &&
-         op.input_count > 0 && std::ranges::all_of(program.inputs(op), is_gradient) &&
-         !spans_pipeline(op.spec->group(op.attributes));
+  return op.spec->group != nullptr && is_communication(op.place.queue) && op.input_count > 0 &&
+         std::ranges::all_of(program.inputs(op), is_gradient) &&
+         op.spec->group(op.attributes) != RankGroup::embedding;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/device.h"
+#include "base/id_vector.h"
 #include "program/kernel_choice.h"
 #include "program/program.h"
 
@@ -83,5 +84,13 @@ struct MemoryPlan {
     return total_bytes() - state_bytes - (device == Device::cpu ? host_state_bytes : 0);
   }
 };
+
+// Where values lie when all memory is in one row: state, persistent, transient, and the host's
+// state and transient arenas.
+struct Bytes {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+IdVector<ValueId, Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan);
 
 }  // namespace troupe

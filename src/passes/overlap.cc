@@ -174,7 +174,7 @@ std::vector<int32_t> operations_beside(const Program& program, int32_t index) {
     const Op& op = program.op(other);
     const auto inputs = program.inputs(op);
     const bool needs = other == index || std::any_of(inputs.begin(), inputs.end(), is_result);
-    const bool collective = op.place.queue == Queue::communication;
+    const bool collective = is_communication(op.place.queue);
     if (needs && !collective) break;
     if (!collective) beside.push_back(other);
     if (!needs) continue;

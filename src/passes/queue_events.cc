@@ -26,38 +26,17 @@ size_t queue_of(const Program& program, int32_t index) {
   return static_cast<size_t>(program.op(index).place.queue);
 }
 
+// That of the group by which an operation reaches other ranks; nothing where it reaches none.
+std::optional<size_t> queue_of_group(const Op& op) {
+  if (op.spec->group == nullptr) return std::nullopt;
+  return static_cast<size_t>(queue_of(op.spec->group(op.attributes)));
+}
+
 bool has_one_queue(const Program& program) {
   for (int32_t index = 1; index < program.op_count(); ++index) {
     if (queue_of(program, index) != queue_of(program, 0)) return false;
   }
   return true;
-}
-
-// All memory in one row: state, persistent, transient, and the host's state and transient arenas.
-struct Bytes {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-IdVector<ValueId, Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
-  const StateLayout state(program.state());
-  const uint64_t host_state = plan.state_bytes + plan.persistent_bytes + plan.transient_bytes;
-  const uint64_t host_transient = host_state + plan.host_state_bytes;
-  IdVector<ValueId, Bytes> bytes(program.value_count());
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Value& value = program.value(ValueId{i});
-    uint64_t begin = 0;
-    if (is_state(value.role)) {
-      begin = state.offset[static_cast<size_t>(value.state.index)];
-      if (program.state()[value.state].on_host) begin += host_state;
-    } else {
-      begin = plan.offset[static_cast<size_t>(i)] + plan.state_bytes;
-      if (!is_persistent(value.role)) begin += plan.persistent_bytes;
-      if (is_on_host(value.role)) begin = plan.offset[static_cast<size_t>(i)] + host_transient;
-    }
-    bytes[ValueId{i}] = {begin, begin + value.bytes()};
-  }
-  return bytes;
 }
 
 // That an operation reads or writes something.
@@ -162,7 +141,8 @@ template <class Uses>
 Order order_queues(const Program& program, Uses uses, Device device) {
   Order order;
   order.ended.resize(program.op_count(), kNone);
-  LastUses other_ranks;                   // the way there, as if it was memory that is written
+  // By the queue of a group: the way to other ranks, as if it was memory that is written.
+  std::array<LastUses, kQueueCount> other_ranks;
   std::array<Latest, kQueueCount> known;  // by queue: what has ended when its next operation begins
   known.fill(kNone);
   for (int32_t index = 0; index < program.op_count(); ++index) {
@@ -179,7 +159,7 @@ Order order_queues(const Program& program, Uses uses, Device device) {
     for_each_operand(program, op, device, [&](ValueId id, bool writes) {
       uses.add(id, Use{index, queue, writes}, want);
     });
-    if (op.spec->group != nullptr) other_ranks.add({index, queue, /*writes=*/true}, want);
+    if (const auto of = queue_of_group(op)) other_ranks[*of].add({index, queue, true}, want);
 
     // What one wait implies needs no other.
     const auto is_implied = [&](size_t of) {
@@ -204,29 +184,48 @@ Order order_queues(const Program& program, Uses uses, Device device) {
   return order;
 }
 
+// Stretches of one layer's work on the compute queue, by their last operations. Weight gradients do
+// not count: delayed, they stand in other layers.
+struct LayerStretches {
+  std::vector<int32_t> ends;
+  std::tuple<int16_t, int16_t, int32_t> layer;
+
+  void add(int32_t index, const Place& place) {
+    const std::tuple next(place.layer, place.chunk, place.micro_batch);
+    if (std::exchange(layer, next) != next || ends.empty()) ends.push_back(index);
+    ends.back() = index;
+  }
+  int32_t end_of(size_t number, int32_t otherwise) const {
+    return number < ends.size() ? ends[number] : otherwise;
+  }
+};
+
 // By operation: the last operation of the layer to which the compute queue goes on after the one
-// that it is in then.
+// that it is in then, or of the next layer of the operation's own forward or backward, which may
+// take turns with another one, whichever is later.
 std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
-  OpVector<int32_t> layer_at(program.op_count(), -1);
-  std::vector<int32_t> ends;  // by number of the layer in the order of the compute queue
-  int32_t last = -1;          // operation of the compute queue
-  const auto layer_of = [&](int32_t index) {
-    const Place& place = program.op(index).place;
-    return std::tuple(place.layer, place.chunk, place.micro_batch);
+  using Pass = std::tuple<int32_t, int16_t, bool>;  // micro-batch, chunk, forward?
+  LayerStretches all;
+  std::map<Pass, LayerStretches> of_passes;
+  const auto own = [&](const Place& place) -> LayerStretches& {
+    return of_passes[{place.micro_batch, place.chunk, place.phase == Phase::forward}];
   };
+  OpVector<std::pair<size_t, size_t>> begun(program.op_count());  // of all, of its own
   for (int32_t index = 0; index < program.op_count(); ++index) {
-    if (program.op(index).place.queue == Queue::compute) {
-      if (last < 0 || layer_of(index) != layer_of(last)) ends.push_back(index);
-      ends.back() = last = index;
+    const Place& place = program.op(index).place;
+    if (place.queue == Queue::compute && place.phase != Phase::weight_gradient) {
+      all.add(index, place);
+      own(place).add(index, place);
     }
-    layer_at[index] = static_cast<int32_t>(ends.size()) - 1;
+    begun[index] = {all.ends.size(), own(place).ends.size()};
   }
   std::vector<int32_t> result;
-  result.reserve(layer_at.size());
-  for (const int32_t layer : layer_at) {
-    const int32_t next = layer + 1;
-    result.push_back(next < static_cast<int32_t>(ends.size()) ? ends[static_cast<size_t>(next)]
-                                                              : program.op_count() - 1);
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const auto [of_all, of_own] = begun[index];
+    const Place& place = program.op(index).place;
+    const int32_t end = all.end_of(of_all, program.op_count() - 1);
+    const bool has_own = place.micro_batch >= 0 && of_own > 0;
+    result.push_back(has_own ? std::max(end, own(place).end_of(of_own, end)) : end);
   }
   return result;
 }
@@ -259,7 +258,7 @@ class FaultFinder {
   std::optional<std::string> find() {
     OpVector<Latest> clocks(program_.op_count(), kNone);
     Latest last = kNone;
-    int32_t last_between_ranks = -1;
+    Latest last_between_ranks = kNone;  // by the queue of their group
     size_t next = 0;
     for (int32_t index = 0; index < program_.op_count(); ++index) {
       const Op& op = program_.op(index);
@@ -280,8 +279,8 @@ class FaultFinder {
         return describe(program_, index) + " does not wait for " + describe(program_, earlier) +
                why;
       };
-      if (op.spec->group != nullptr) {
-        const int32_t earlier = std::exchange(last_between_ranks, index);
+      if (const auto of = queue_of_group(op)) {
+        const int32_t earlier = std::exchange(last_between_ranks[*of], index);
         if (earlier >= 0 && clock[queue_of(program_, earlier)] < earlier) {
           return fault(earlier, ", which reaches other ranks before it");
         }

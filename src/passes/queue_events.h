@@ -7,11 +7,11 @@
 //   - one of them writes bytes that the other reads or writes. Bytes, not values: state and metrics
 //     that are changed in place, row counters, workspace, and memory that the plan gives to one
 //     value after the other. So every plan is safe, whatever it reuses.
-//   - both reach other ranks (OpSpec::group): these keep the order of the program on whatever queue
-//     they are, since ranks that meet in different orders could wait for each other in a circle.
-//     verify_collectives() has looked at that order alone.
-// Scratch memory does not count: a plan for a GPU has a block of it for each queue, and a CPU runs
-// one operation at a time.
+//   - both reach other ranks (OpSpec::group) by groups of the same queue (queue_of), on whatever
+//     queue they are: what ranks exchange over a group has one order on all of them.
+// Ranks cannot wait in a circle: in the order of the program all come to the end, one operation at
+// a time (verify_collectives()), and here each waits for some of those before it. Scratch memory
+// does not count: a GPU has a block for each queue, a CPU runs one operation at a time.
 //
 // Pure functions; any thread. Their work is linear in operations, operands and the pieces of memory
 // that operands cover.

@@ -20,7 +20,7 @@ void join_interleaved(const Program& program, OpVector<int32_t>& run) {
   std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Place& place = program.op(index).place;
-    if (place.micro_batch < 0 || place.queue == Queue::communication ||
+    if (place.micro_batch < 0 || is_communication(place.queue) ||
         place.phase == Phase::weight_gradient) {
       continue;
     }
@@ -109,7 +109,7 @@ OpVector<int32_t> find_runs(const Program& program) {
   OpVector<int32_t> next(run.size());
   int32_t computing = program.op_count();
   for (int32_t index = program.op_count() - 1; index >= 0; --index) {
-    if (program.op(index).place.queue != Queue::communication) computing = index;
+    if (!is_communication(program.op(index).place.queue)) computing = index;
     next[index] = computing;
   }
   int32_t number = 0;

@@ -107,6 +107,8 @@ struct Rank {
   // the order of their queues, which is that of time.
   std::vector<Span> computing;
   std::vector<Span> contending;
+  // Collectives of other queues than compute, by link and queue.
+  std::array<std::array<std::vector<Span>, kQueueCount>, kLinkCount> moving;
   size_t last_computed = 0;  // the operation that gave the last one of `computing`
 };
 
@@ -154,6 +156,7 @@ class Simulator {
   double earliest(Rank& rank) const {
     const auto index = static_cast<int32_t>(rank.next);
     double begin = rank.free[static_cast<size_t>(rank.program->operations[rank.next].queue)];
+    if (rank.program->is_serial) begin = *std::max_element(rank.free.begin(), rank.free.end());
     const std::vector<QueueEvent>& events = rank.program->events;
     for (size_t e = rank.next_event; e < events.size() && events[e].after == index; ++e) {
       begin = std::max(begin, rank.ended[static_cast<size_t>(events[e].before)]);
@@ -206,13 +209,26 @@ class Simulator {
   // Of two operations that slow each other down, the one that is looked at later delays the compute
   // queue.
   double delay_of(Rank& rank, const TimedOperation& op, const Span& span) {
-    if (op.queue == Queue::compute ? op.leaves_room : !op.contends) return 0;
+    if (op.queue == Queue::compute ? op.leaves_room : op.link != Link::nvlink) return 0;
     const bool computes = op.queue == Queue::compute;
     (computes ? rank.computing : rank.contending).push_back(span);
     return kContention * seconds_beside(span, computes ? rank.contending : rank.computing);
   }
 
+  // How long a collective waits for those of other queues that take the same link.
+  static double turns_of_others(Rank& rank, const TimedOperation& op, const Span& span) {
+    if (op.queue == Queue::compute || op.link == Link::none) return 0;
+    auto& moving = rank.moving[static_cast<size_t>(op.link)];
+    double seconds = 0;
+    for (size_t queue = 0; queue < moving.size(); ++queue) {
+      if (queue != static_cast<size_t>(op.queue)) seconds += seconds_beside(span, moving[queue]);
+    }
+    moving[static_cast<size_t>(op.queue)].push_back({span.begin, span.end + seconds});
+    return seconds;
+  }
+
   void finish(Rank& rank, const TimedOperation& op, Interval interval) {
+    interval.end += turns_of_others(rank, op, {interval.transfer, interval.end});
     const double delay = delay_of(rank, op, {interval.transfer, interval.end});
     if (op.queue == Queue::compute) {
       interval.end += delay;
@@ -320,7 +336,7 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   for (size_t i = 0; i < members.size(); ++i) {
     members[i] = members_of(layout, static_cast<RankGroup>(i), rank, cluster);
   }
-  const bool is_gpu = cluster.model.traits.compute_capability != kNoGpu;
+  timed.is_serial = cluster.model.traits.compute_capability == kNoGpu;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = expected.op(index);
     TimedOperation each{.queue = op.place.queue, .part = part_of(op)};
@@ -344,7 +360,9 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
         const double share = sends_rows(op) ? kShareOfRows : kShareOfOthers;
         each.seconds = std::max(each.seconds, seconds_of_links(sent, group, cluster.model, share));
         each.spans_pipeline = group.spans_pipeline;
-        each.contends = is_gpu && op.place.queue != Queue::compute && group.near == group.others;
+        if (!timed.is_serial) {
+          each.link = group.near == group.others ? Link::nvlink : Link::network;
+        }
       }
     }
     timed.operations.push_back(each);

@@ -8,7 +8,8 @@
 // whichever takes longer, and a latency for each round. Ranks that differ in nothing but their data
 // are taken to arrive together, and no rank is slower than another. An exchange over NVLink takes
 // as much time from the compute queue as it runs beside it, unless it is beside a product that
-// leaves it multiprocessors; other queues do not slow each other down, nor do ranks share links.
+// leaves it multiprocessors. Collectives of two queues that take the same kind of link take turns;
+// messages, copies and other ranks do not slow them down.
 // How fast an exchange is does not depend on how many multiprocessors it has.
 //
 // Where the loads of experts are not even (GpuCluster::expert_load), each layer's rows are those of
@@ -35,14 +36,18 @@
 
 namespace troupe {
 
+// Of collectives; messages of a pipeline have times of their own.
+enum class Link : uint8_t { none, nvlink, network };
+inline constexpr int kLinkCount = static_cast<int>(Link::network) + 1;
+
 struct TimedOperation {
   double seconds = 0;
   Queue queue = Queue::compute;
   TimePart part = TimePart::memory_bound;
   RankGroup group = RankGroup::world;  // of an exchange
   bool spans_pipeline = false;         // a collective of ranks at several places
-  bool contends = false;               // slows the compute queue down while it runs beside it
-  bool leaves_room = false;            // of that queue: none slows it down
+  Link link = Link::none;              // that a collective takes
+  bool leaves_room = false;            // of the compute queue: no exchange slows it down
   int32_t peer = -1;                   // of a message: the other rank's place in the pipeline
   MessageUse::Action action = MessageUse::Action::send;
 };
@@ -52,6 +57,7 @@ struct TimedProgram {
   int32_t place = 0;  // in the pipeline
   std::vector<TimedOperation> operations;
   std::vector<QueueEvent> events;
+  bool is_serial = false;  // one operation runs at a time, whatever their queues: on a CPU
   double seconds() const;  // of all operations of the compute queue
 };
 TimedProgram time_program(const Program& program, const MemoryPlan& memory,

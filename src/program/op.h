@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "program/rank_group.h"
 #include "program/value.h"
 
 namespace troupe {
@@ -61,8 +62,21 @@ enum class Phase : uint8_t {
 std::string_view name_of(Phase phase);
 
 // Operations of one queue run in program order; between queues only dependencies order them.
-enum class Queue : uint8_t { compute, copy, communication };
-inline constexpr int kQueueCount = static_cast<int>(Queue::communication) + 1;
+enum class Queue : uint8_t {
+  compute,
+  copy,           // between device and host
+  communication,  // collectives of all groups that have no other
+  tokens,         // to the ranks of their experts and back
+  network,        // the same between nodes, beside what is under way within them
+  pipeline,       // messages between stages
+  replicas,       // sums of gradients and gathering of parameters
+};
+inline constexpr int kQueueCount = static_cast<int>(Queue::replicas) + 1;
+constexpr bool is_communication(Queue queue) {
+  return queue >= Queue::communication;
+}
+// All collectives of a group are on one queue, so that they keep their order on all ranks.
+Queue queue_of(RankGroup group);
 std::string_view name_of(Queue queue);
 
 // Where an operation stands in the step. Plain facts: nothing is derived from names.

@@ -1,6 +1,7 @@
 #include "program/program.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -8,59 +9,58 @@
 
 namespace troupe {
 
+namespace {
+
+constexpr auto kPhaseNames =
+    std::to_array<std::string_view>({"forward", "dgrad", "wgrad", "recompute", "optimizer"});
+constexpr auto kQueueNames = std::to_array<std::string_view>(
+    {"compute", "copy", "comm", "tokens", "network", "pipe", "replica"});
+static_assert(kQueueNames.size() == kQueueCount);
+constexpr auto kGroupNames = std::to_array<std::string_view>({"world",
+                                                              "tp",
+                                                              "cp",
+                                                              "dp",
+                                                              "pp",
+                                                              "dp-cp",
+                                                              "tp-cp",
+                                                              "tp-dp-cp",
+                                                              "tp-pp",
+                                                              "ep",
+                                                              "etp",
+                                                              "edp",
+                                                              "etp-ep",
+                                                              "etp-ep-across-nodes",
+                                                              "etp-ep-within-node",
+                                                              "etp-ep-pp",
+                                                              "embedding",
+                                                              "kv-replicas",
+                                                              "dp-cp-within-instance",
+                                                              "dp-cp-across-instances",
+                                                              "edp-within-instance",
+                                                              "edp-across-instances",
+                                                              "optimizer-instance"});
+static_assert(kGroupNames.size() == kRankGroupCount);
+
+}  // namespace
+
 std::string_view name_of(Phase phase) {
-  switch (phase) {
-    case Phase::forward:
-      return "forward";
-    case Phase::data_gradient:
-      return "dgrad";
-    case Phase::weight_gradient:
-      return "wgrad";
-    case Phase::recompute:
-      return "recompute";
-    case Phase::optimizer:
-      return "optimizer";
-  }
-  return "?";
+  return kPhaseNames[static_cast<size_t>(phase)];
 }
-
-std::string_view name_of(RankGroup group) {
-  static constexpr std::array<std::string_view, kRankGroupCount> kNames = {"world",
-                                                                           "tp",
-                                                                           "cp",
-                                                                           "dp",
-                                                                           "pp",
-                                                                           "dp-cp",
-                                                                           "tp-cp",
-                                                                           "tp-dp-cp",
-                                                                           "tp-pp",
-                                                                           "ep",
-                                                                           "etp",
-                                                                           "edp",
-                                                                           "etp-ep",
-                                                                           "etp-ep-across-nodes",
-                                                                           "etp-ep-within-node",
-                                                                           "etp-ep-pp",
-                                                                           "embedding",
-                                                                           "kv-replicas",
-                                                                           "dp-cp-within-instance",
-                                                                           "dp-cp-across-instances",
-                                                                           "edp-within-instance",
-                                                                           "edp-across-instances",
-                                                                           "optimizer-instance"};
-  return kNames[static_cast<size_t>(group)];
-}
-
 std::string_view name_of(Queue queue) {
-  switch (queue) {
-    case Queue::compute:
-      return "compute";
-    case Queue::copy:
-      return "copy";
-    case Queue::communication:
-      return "comm";
-  }
-  return "?";
+  return kQueueNames[static_cast<size_t>(queue)];
+}
+std::string_view name_of(RankGroup group) {
+  return kGroupNames[static_cast<size_t>(group)];
+}
+
+Queue queue_of(RankGroup group) {
+  if (group == RankGroup::etp_ep_across_nodes) return Queue::network;
+  if (group == RankGroup::ep || exchanges_tokens(group)) return Queue::tokens;
+  if (group == RankGroup::pp) return Queue::pipeline;
+  const bool of_replicas =
+      group == RankGroup::dp_cp || group == RankGroup::edp ||
+      (group >= RankGroup::dp_cp_within_instance && group <= RankGroup::edp_across_instances);
+  return of_replicas ? Queue::replicas : Queue::communication;
 }
 
 ValueId Program::add_value(Value value) {

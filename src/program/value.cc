@@ -1,33 +1,17 @@
 #include "program/value.h"
 
+#include <array>
+
 #include "base/error.h"
 
 namespace troupe {
 
 std::string_view name_of(Role role) {
-  switch (role) {
-    case Role::parameter:
-      return "parameters";
-    case Role::gradient:
-      return "gradients";
-    case Role::optimizer:
-      return "optimizer";
-    case Role::router_state:
-      return "router_state";
-    case Role::input:
-      return "inputs";
-    case Role::metric:
-      return "metrics";
-    case Role::activation:
-      return "activations";
-    case Role::workspace:
-      return "workspace";
-    case Role::communication:
-      return "communication";
-    case Role::offloaded:
-      return "offloaded";
-  }
-  return "?";
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"parameters", "gradients", "optimizer", "router_state", "inputs", "metrics", "activations",
+       "workspace", "communication", "offloaded"});
+  static_assert(kNames.size() == kRoleCount);
+  return kNames[static_cast<size_t>(role)];
 }
 
 StateId StateTable::add(StateTensor tensor) {

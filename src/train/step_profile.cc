@@ -96,11 +96,12 @@ std::vector<KindTime> StepProfile::kinds() const {
 
 StepTimes StepProfile::times() const {
   const auto any = [](const WorkSpan&) { return true; };
-  const auto is_on = [&](const WorkSpan& span, Queue queue) {
-    return span.op >= 0 && program_.op(span.op).place.queue == queue;
+  const auto communicates = [&](const WorkSpan& span) {
+    return span.op >= 0 && is_communication(program_.op(span.op).place.queue);
   };
-  const auto communicates = [&](const WorkSpan& span) { return is_on(span, Queue::communication); };
-  const auto computes = [&](const WorkSpan& span) { return is_on(span, Queue::compute); };
+  const auto computes = [&](const WorkSpan& span) {
+    return span.op >= 0 && program_.op(span.op).place.queue == Queue::compute;
+  };
   const auto either = [&](const WorkSpan& span) { return communicates(span) || computes(span); };
   StepTimes times;
   times.busy_s = covered_s(last_, any);
@@ -129,7 +130,8 @@ std::string StepProfile::timeline_events(int32_t rank) const {
   const auto queue_of = [&](const WorkSpan& span) {
     return span.op < 0 ? Queue::compute : program_.op(span.op).place.queue;
   };
-  for (const Queue queue : {Queue::compute, Queue::copy, Queue::communication}) {
+  for (int i = 0; i < kQueueCount; ++i) {
+    const auto queue = static_cast<Queue>(i);
     if (std::none_of(last_.begin(), last_.end(),
                      [&](const WorkSpan& span) { return queue_of(span) == queue; })) {
       continue;

@@ -28,7 +28,7 @@ struct KindTime {
 struct StepTimes {
   double seconds = 0;          // from the beginning of the first span to the end of the last
   double busy_s = 0;           // when anything ran
-  double communication_s = 0;  // when the communication queue ran
+  double communication_s = 0;  // when a queue of collectives ran
   double exposed_communication_s = 0;  // and the compute queue did not
   double largest_gap_s = 0;            // between operations, when none ran
   std::string after_gap;               // the kind of operation that began then

@@ -5,11 +5,15 @@
 // GPUs the streams choose. And no event could be left out.
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <gtest/gtest.h>
+#include <map>
 #include <memory>
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "model/blocks/gqa_attention.h"
@@ -195,6 +199,113 @@ TEST(QueueReservations, ComputeWaitsForLittleThatItDoesNotNeed) {
     EXPECT_LE(reserved, possible);
     EXPECT_GT(10 * reserved, 8 * possible) << reserved << " of " << possible;
     EXPECT_GT(10 * reserved, 11 * tight) << reserved << " instead of " << tight;
+  }
+}
+
+// The queues of all ranks, each of which goes on as soon as it can.
+class RunningRanks {
+ public:
+  RunningRanks(const LayoutCase& c, bool reuses_memory) : run_(run_layout_of(c)) {
+    for (int32_t rank = 0; rank < c.layout.world_size; ++rank) {
+      Rank& own = ranks_.emplace_back();
+      own.program = program_of(c, rank);
+      const Program& program = *own.program;
+      const auto ops = static_cast<size_t>(program.op_count());
+      own.is_done.resize(ops, false);
+      own.waits.resize(ops);
+      const MemoryPlan plan = reuses_memory ? plan_memory(program, 1, Device::cuda)
+                                            : plan_oracle(program, 1, Device::cuda);
+      for (const QueueEvent& event : find_queue_events(program, plan)) {
+        own.waits[static_cast<size_t>(event.after)].push_back(event.before);
+      }
+      for (int32_t i = 0; i < program.op_count(); ++i) {
+        own.queues[static_cast<size_t>(program.op(i).place.queue)].push_back(i);
+      }
+    }
+  }
+
+  // Until nothing can go on. Which rank is looked at first makes no difference: what one does takes
+  // nothing from another. Returns how many operations are left.
+  size_t run() {
+    for (bool any = true; any;) {
+      any = false;
+      for (int32_t rank = 0; rank < static_cast<int32_t>(ranks_.size()); ++rank) {
+        for (std::deque<int32_t>& queue : ranks_[static_cast<size_t>(rank)].queues) {
+          while (!queue.empty() && may_end(rank, queue.front())) {
+            ranks_[static_cast<size_t>(rank)].is_done[static_cast<size_t>(queue.front())] = true;
+            queue.pop_front();
+            any = true;
+          }
+        }
+      }
+    }
+    size_t left = 0;
+    for (const Rank& rank : ranks_) {
+      for (const std::deque<int32_t>& queue : rank.queues) left += queue.size();
+    }
+    return left;
+  }
+
+ private:
+  struct Rank {
+    std::unique_ptr<const Program> program;
+    std::array<std::deque<int32_t>, kQueueCount> queues;
+    std::vector<std::vector<int32_t>> waits;  // by operation: what has to be done before
+    std::vector<bool> is_done;
+    std::map<RankGroup, size_t> collectives;  // in which it has taken part
+  };
+  using Number = std::tuple<RankGroup, int32_t, size_t>;  // kind, first member, number
+  using Way = std::pair<int32_t, int32_t>;
+
+  bool may_end(int32_t rank, int32_t index) {
+    Rank& own = ranks_[static_cast<size_t>(rank)];
+    for (const int32_t before : own.waits[static_cast<size_t>(index)]) {
+      if (!own.is_done[static_cast<size_t>(before)]) return false;
+    }
+    const Op& op = own.program->op(index);
+    if (op.spec->group == nullptr) return true;
+    const RankGroup kind = op.spec->group(op.attributes);
+    const std::vector<int32_t> members = run_->layout.members(kind, rank);
+    if (const auto message = message_use(op)) {
+      const int32_t peer = members[static_cast<size_t>(message->peer)];
+      switch (message->action) {
+        case MessageUse::Action::send:
+          ++sent_[{rank, peer}];
+          return true;
+        case MessageUse::Action::receive:
+          if (sent_[{peer, rank}] == received_[{peer, rank}]) return false;
+          ++received_[{peer, rank}];
+          return true;
+        case MessageUse::Action::finish:
+          if (received_[{rank, peer}] == finished_[{rank, peer}]) return false;
+          ++finished_[{rank, peer}];
+          return true;
+      }
+    }
+    const auto [found, is_new] = numbers_.try_emplace({rank, index});
+    if (is_new) {
+      found->second = {kind, members[0], own.collectives[kind]++};
+      ++arrivals_[found->second];
+    }
+    return arrivals_[found->second] == members.size();
+  }
+
+  const std::shared_ptr<const RunLayout> run_;
+  std::vector<Rank> ranks_;
+  std::map<Way, size_t> sent_;
+  std::map<Way, size_t> received_;
+  std::map<Way, size_t> finished_;
+  std::map<Way, Number> numbers_;  // by rank and operation
+  std::map<Number, size_t> arrivals_;
+};
+
+// Collectives of groups on different queues may change places; no rank waits forever for that.
+TEST(QueueOrders, ComeToTheEndOnAllRanks) {
+  for (const LayoutCase& c : layouts()) {
+    SCOPED_TRACE(c.name);
+    for (const bool reuses_memory : {true, false}) {
+      EXPECT_EQ(RunningRanks(c, reuses_memory).run(), 0U);
+    }
   }
 }
 

@@ -127,8 +127,11 @@ std::vector<std::vector<bool>> find_conflicts(const Program& program, const Memo
   std::vector<std::vector<bool>> conflicts(ops, std::vector<bool>(ops, false));
   for (size_t a = 0; a < ops; ++a) {
     for (size_t b = a + 1; b < ops; ++b) {
-      bool conflict = program.op(static_cast<int32_t>(a)).spec->group != nullptr &&
-                      program.op(static_cast<int32_t>(b)).spec->group != nullptr;
+      const Op& first = program.op(static_cast<int32_t>(a));
+      const Op& second = program.op(static_cast<int32_t>(b));
+      bool conflict = first.spec->group != nullptr && second.spec->group != nullptr &&
+                      queue_of(first.spec->group(first.attributes)) ==
+                          queue_of(second.spec->group(second.attributes));
       for (const Use& x : uses[a]) {
         for (const Use& y : uses[b]) {
           conflict |=
@@ -363,6 +366,21 @@ TEST_F(Conflicts, WhatReachesOtherRanksKeepsItsOrder) {
   EXPECT_EQ(events(), "0>1 1>2");
 }
 
+TEST_F(Conflicts, SumsOfGradientsDoNotHoldTokensUp) {
+  const std::vector<ValueId> gradient = {builder.metric("gradient", DType::f32, {2})};
+  const std::vector<ValueId> tokens = {builder.metric("tokens", DType::f32, {2})};
+  all_reduce(builder, gradient, {.group = RankGroup::edp_within_instance});
+  all_reduce(builder, tokens, {.group = RankGroup::etp_ep_across_nodes});
+  all_reduce(builder, tokens, {.group = RankGroup::etp_ep_within_node});
+  all_reduce(builder, gradient, {.group = RankGroup::tp});
+  const auto queue = [&](int32_t index) { return program.op(index).place.queue; };
+  EXPECT_EQ(queue(0), Queue::replicas);
+  EXPECT_EQ(queue(1), Queue::network);
+  EXPECT_EQ(queue(2), Queue::tokens);
+  EXPECT_EQ(queue(3), Queue::communication);
+  EXPECT_EQ(events(), "1>2 0>3") << "only what changes the same values";
+}
+
 TEST_F(Conflicts, MessagesEndBeforeTheirMemoryIsUsedAgain) {
   const ValueId a = fill(builder, 1, DType::f32, {16, 4}, "a");
   send(builder, a, {.peer = 1});
@@ -424,6 +442,25 @@ TEST_F(Reservations, NoLongerThanTheNextLayer) {
   compute(1, "e");             // 4
   compute(2, "f");             // 5
   EXPECT_EQ(until(a), 4);
+}
+
+// A forward and a backward that take turns, with a weight gradient of another layer between.
+TEST_F(Reservations, UntilTheEndOfTheNextLayerOfTheSamePass) {
+  const auto compute_in = [&](int16_t layer, int32_t micro_batch, Phase phase) {
+    builder.place = {.phase = phase, .layer = layer, .micro_batch = micro_batch};
+    return toy_make(builder, 16, "a");
+  };
+  const ValueId a = compute_in(0, 1, Phase::forward);  // 0
+  builder.place.queue = Queue::communication;
+  toy_halve(builder, a, "b");                // 1
+  compute_in(5, 0, Phase::weight_gradient);  // 2
+  compute_in(4, 0, Phase::data_gradient);    // 3
+  compute_in(1, 1, Phase::forward);          // 4
+  compute_in(4, 0, Phase::weight_gradient);  // 5
+  compute_in(1, 1, Phase::forward);          // 6
+  compute_in(3, 0, Phase::data_gradient);    // 7
+  compute_in(2, 1, Phase::forward);          // 8
+  EXPECT_EQ(until(a), 6);
 }
 
 TEST_F(Reservations, ProgramsOfOneQueueHaveNone) {

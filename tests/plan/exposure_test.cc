@@ -35,7 +35,7 @@ Exposure count_plainly(const Program& program) {
       const Op& op = program.op(other);
       bool waits = other == index;
       for (const int32_t id : read_by(program, op)) waits = waits || awaited.contains(id);
-      if (op.place.queue != Queue::communication) {
+      if (!is_communication(op.place.queue)) {
         if (waits) break;
         flops += op.spec->cost(OpView{expected, op}).flops;
       } else if (waits) {

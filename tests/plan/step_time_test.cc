@@ -110,9 +110,31 @@ TEST(StepTime, CountsOnlyWhatOfAnExchangeIsExposed) {
   EXPECT_DOUBLE_EQ(time.idle, 0);
 }
 
+TEST(StepTime, CollectivesOfTwoQueuesTakeTurnsOnALink) {
+  TimedOperation tokens = exchange(3);
+  TimedOperation gradients = exchange(3);
+  gradients.queue = Queue::replicas;
+  const auto seconds = [&](Link of_tokens, Link of_gradients) {
+    tokens.link = of_tokens;
+    gradients.link = of_gradients;
+    return simulate({{.place = 0, .operations = {gradients, tokens}, .events = {}}}).seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds(Link::network, Link::network), 3 + 3);
+  EXPECT_DOUBLE_EQ(seconds(Link::nvlink, Link::nvlink), 3 + 3);
+  EXPECT_DOUBLE_EQ(seconds(Link::nvlink, Link::network), 3);
+}
+
+TEST(StepTime, ACpuRunsOneOperationAtATime) {
+  TimedProgram program = {
+      .place = 0, .operations = {compute(1), exchange(3), compute(2)}, .events = {{0, 1}}};
+  EXPECT_DOUBLE_EQ(simulate({program}).seconds, 1 + 3);
+  program.is_serial = true;
+  EXPECT_DOUBLE_EQ(simulate({program}).seconds, 1 + 3 + 2);
+}
+
 TEST(StepTime, AnExchangeTakesNothingFromAProductThatLeavesItMultiprocessors) {
   TimedOperation over_nvlink = exchange(3);
-  over_nvlink.contends = true;
+  over_nvlink.link = Link::nvlink;
   TimedOperation leaving = compute(2);
   leaving.leaves_room = true;
   const StepTime time = simulate({{.place = 0,
@@ -124,7 +146,7 @@ TEST(StepTime, AnExchangeTakesNothingFromAProductThatLeavesItMultiprocessors) {
 
 TEST(StepTime, AnExchangeOverNvlinkTakesTheTimeThatItRunsBesideFromTheProducts) {
   TimedOperation over_nvlink = exchange(3);
-  over_nvlink.contends = true;
+  over_nvlink.link = Link::nvlink;
   // The second product is looked at after the exchange, and takes 2 seconds more.
   StepTime time = simulate({{.place = 0,
                              .operations = {compute(1), over_nvlink, compute(2), compute(1)},

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "program/op_spec.h"
 
 namespace troupe::testing {
 
@@ -18,6 +19,14 @@ std::vector<int32_t> draw_interleaving(const Program& program, std::span<const Q
   std::vector<std::vector<int32_t>> waits(static_cast<size_t>(program.op_count()));
   for (const QueueEvent& event : events) {
     waits[static_cast<size_t>(event.after)].push_back(event.before);
+  }
+  // A rank that runs one operation at a time waits in each that reaches other ranks: these keep
+  // their order, so that it is the same on all ranks.
+  int32_t last = -1;
+  for (int32_t i = 0; i < program.op_count(); ++i) {
+    if (program.op(i).spec->group == nullptr) continue;
+    if (last >= 0) waits[static_cast<size_t>(i)].push_back(last);
+    last = i;
   }
   std::vector<bool> done(waits.size(), false);
   std::vector<int32_t> order;

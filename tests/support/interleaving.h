@@ -1,5 +1,6 @@
 // Orders in which the operations of a program may run where queues run side by side: any that keep
-// the order of each queue and let events be recorded before they are waited for.
+// the order of each queue and let events be recorded before they are waited for, and in which what
+// reaches other ranks keeps its order among all queues.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ struct AllGatherAttributes {
   int32_t ranks = 1;  // of the group
 };
 
-// Emits the collective on the communication queue.
+// Emits the collective on the group's queue.
 ValueId all_gather(Builder& builder, ValueId x, const AllGatherAttributes& attributes,
                    const std::string& name);
 

@@ -36,7 +36,7 @@ inline IndexRange all_reduce_share(const Shape& shape, const AllReduceAttributes
   return {summed.begin + share.begin, summed.begin + share.end};
 }
 
-// Emits the reduction on the communication queue.
+// Emits the reduction on the group's queue.
 void all_reduce(Builder& builder, std::span<const ValueId> tensors,
                 const AllReduceAttributes& attributes);
 

@@ -39,7 +39,7 @@ struct ExchangeHeadsAttributes {
   }
 };
 
-// Emit the collectives on the communication queue.
+// Emit the collectives on the group's queue.
 ValueId sequence_to_heads(Builder& builder, ValueId x, const ExchangeHeadsAttributes& attributes,
                           const std::string& name);
 ValueId heads_to_sequence(Builder& builder, ValueId y, const ExchangeHeadsAttributes& attributes,

@@ -44,7 +44,7 @@ struct RowExchange {
   ExchangeRowsAttributes attributes;
 };
 
-// Emits exchange_counts. All three run on the communication queue.
+// Emits exchange_counts. All three run on the group's queue.
 RowExchange exchange_counts(Builder& builder, const DispatchPlan& plan,
                             const ExchangeRowsAttributes& attributes, const std::string& name);
 ValueId send_rows(Builder& builder, ValueId x, const RowExchange& exchange,

@@ -28,8 +28,7 @@ struct GatherParameterAttributes {
 };
 
 // `shard`: as many elements as shape_of_shard(shape, shard) has, in any shape; empty where the rank
-// has none. Emits on the
-// communication queue. Returns [shape].
+// has none. Emits on the group's queue. Returns [shape].
 ValueId gather_parameter(Builder& builder, ValueId shard,
                          const GatherParameterAttributes& attributes, const std::string& name);
 

@@ -28,7 +28,7 @@ struct PrefixSumResult {
   ValueId total;
 };
 
-// Emits the sum on the communication queue.
+// Emits the sum on the group's queue.
 PrefixSumResult prefix_sum(Builder& builder, ValueId counts, ValueId previous,
                            const PrefixSumAttributes& attributes, const std::string& name);
 

@@ -39,7 +39,7 @@ struct PushedRows {
   std::vector<ValueId> rows;  // by tensor
 };
 
-// Both are emitted on the communication queue.
+// Both are emitted on the group's queue.
 PushedRows push_rows(Builder& builder, std::span<const ValueId> tensors, const DispatchPlan& plan,
                      const PushRowsAttributes& attributes, const std::string& name);
 ValueId push_rows_back(Builder& builder, ValueId rows, const DispatchPlan& plan, ValueId received,

@@ -23,7 +23,7 @@ struct ReduceScatterAttributes {
   int32_t ranks = 1;  // of the group
 };
 
-// Emits the collective on the communication queue.
+// Emits the collective on the group's queue.
 ValueId reduce_scatter(Builder& builder, ValueId x, const ReduceScatterAttributes& attributes,
                        const std::string& name);
 

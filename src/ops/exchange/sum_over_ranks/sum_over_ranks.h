@@ -22,7 +22,7 @@ struct SumOverRanksAttributes {
   RankGroup group = RankGroup::tp;
 };
 
-// Emits the collective on the communication queue.
+// Emits the collective on the group's queue.
 ValueId sum_over_ranks(Builder& builder, ValueId x, const SumOverRanksAttributes& attributes,
                        const std::string& name);
 

@@ -44,7 +44,7 @@ struct ShardedTensors {
   void add(ValueId tensor, int32_t owner);
 };
 
-// Both emit on the communication queue.
+// Both emit on the group's queue.
 void reduce_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
 void gather_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
 
