@@ -77,7 +77,7 @@ constexpr Shares kOfCpu = {.dense = 0.87,
 
 // Of the shares above, in double precision on a CPU.
 constexpr double kExpertsInDouble = 0.78;
-constexpr double kAttentionInDouble = 0.38;
+constexpr double kAttentionInDouble = 0.55;
 
 const Shares& shares_on(const DeviceTraits& traits) {
   return traits.compute_capability == kNoGpu ? kOfCpu : kOfGpu;
