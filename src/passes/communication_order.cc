@@ -10,7 +10,7 @@
 namespace troupe {
 namespace {
 
-// Copies of the embedding are at several places of the pipeline.
+// But over the copies of the embedding, which are at several places of the pipeline.
 bool sums_gradients(const Program& program, const Op& op) {
   const auto is_gradient = [&](ValueId id) {
     return id.valid() && program.value(id).role == Role::gradient;

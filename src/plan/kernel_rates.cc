@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <span>
 #include <string_view>
 
@@ -41,8 +40,7 @@ struct Shares {
   // Of the bandwidth of a copy.
   double memory_bound = 0;
   double update = 0;
-  std::span<const KernelShare> kinds = {};  // with a share of their own
-  std::span<const KernelShare> kinds_in_double = {};
+  std::span<const KernelShare> kinds;  // with a share of their own
   // Of copies from or to the host, by an update that reads and writes its state there.
   double state_on_host = 1;
   // Of each kernel, until all multiprocessors or threads work.
@@ -72,16 +70,17 @@ constexpr Shares kOfCpu = {.dense = 0.87,
                            .memory_bound = 1,
                            .update = 1.7,
                            .kinds = kMemorySharesOfCpu,
-                           .kinds_in_double = kMemorySharesOfCpuInDouble,
                            .ramp_seconds = 1e-5};
 
-// Of the shares above, in double precision on a CPU.
-constexpr double kExpertsInDouble = 0.78;
-constexpr double kAttentionInDouble = 0.55;
-
-const Shares& shares_on(const DeviceTraits& traits) {
-  return traits.compute_capability == kNoGpu ? kOfCpu : kOfGpu;
-}
+constexpr Shares kOfCpuInDouble = [] {
+  Shares shares = kOfCpu;
+  shares.experts.most = shares.experts_in_pairs.most = shares.experts_weight_gradient.most =
+      0.78 * kOfCpu.experts.most;
+  shares.attention.most = 0.55 * kOfCpu.attention.most;
+  shares.attention_gradient.most = 0.55 * kOfCpu.attention_gradient.most;
+  shares.kinds = kMemorySharesOfCpuInDouble;
+  return shares;
+}();
 
 constexpr double kNewtonSchulz = 0.70;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
@@ -120,6 +119,15 @@ void for_each_operand(const OpView& op, const Look& look) {
     if (op.has_input(i)) look(op.input(i));
   }
   for (int i = 0; i < op.op.output_count; ++i) look(op.output(i));
+}
+
+const Shares& shares_of(const OpView& op, const DeviceTraits& traits) {
+  if (traits.compute_capability != kNoGpu) return kOfGpu;
+  bool is_in_double = false;
+  for_each_operand(op, [&](const Value& value) {
+    is_in_double |= value.dtype == DType::f64 && value.shape.rank() > 1;
+  });
+  return is_in_double ? kOfCpuInDouble : kOfCpu;
 }
 
 // Rows of an expert, on average: those of the operand that is ragged, over the matrices.
@@ -212,45 +220,24 @@ double share_of_products(const OpView& op, const Shares& shares, double flops,
   return codes.dense * shares.dense;
 }
 
-bool is_in_double(const OpView& op) {
-  bool any = false;
-  for_each_operand(
-      op, [&](const Value& value) { any |= value.dtype == DType::f64 && value.shape.rank() > 1; });
-  return any;
-}
-
-double share_of_double(const OpView& op) {
-  if (!is_in_double(op)) return 1;
-  if (has(op.op.spec->name, "grouped_linear")) return kExpertsInDouble;
-  return has(op.op.spec->name, "attention") ? kAttentionInDouble : 1;
-}
-
 // The same for the kernel that the operation gets on a GPU. Codes with other scales of blocks are
 // multiplied as bf16.
 double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTraits& traits,
                        double flops) {
-  if (traits.compute_capability == kNoGpu) {
-    return share_of_double(expected) * share_of_products(expected, kOfCpu, flops, "");
-  }
+  const Shares& shares = shares_of(expected, traits);
+  if (traits.compute_capability == kNoGpu) return share_of_products(expected, shares, flops, "");
   const KernelChoice choice = op.op.spec->cuda(op, traits);
   const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
   if (is_slow) return kPlainTiles;
   const double part = static_cast<double>(choice.multiprocessors) / traits.multiprocessors;
-  return part * share_of_products(expected, kOfGpu, flops,
+  return part * share_of_products(expected, shares, flops,
                                   choice.variant == nullptr ? "" : choice.variant);
 }
 
-double share_of_copy(const OpView& view, const DeviceTraits& traits) {
-  const Shares& shares = shares_on(traits);
-  const Op& op = view.op;
-  const auto share_in = [&](std::span<const KernelShare> kinds) {
-    const auto kernel = std::ranges::find(kinds, op.spec->name, &KernelShare::kind);
-    return kernel == kinds.end() ? std::nullopt : std::optional(kernel->share);
-  };
-  if (is_in_double(view)) {
-    if (const auto share = share_in(shares.kinds_in_double)) return *share;
+double share_of_copy(const Op& op, const Shares& shares) {
+  for (const KernelShare& kernel : shares.kinds) {
+    if (kernel.kind == op.spec->name) return kernel.share;
   }
-  if (const auto share = share_in(shares.kinds)) return *share;
   return part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
 }
 
@@ -309,9 +296,8 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
   const Op& op = expected.op(index);
   const OpView view{expected, op};
   const Cost cost = op.spec->cost != nullptr ? op.spec->cost(view) : Cost();
-  const Shares& shares = shares_on(gpu.traits);
-  const double bytes =
-      traffic * cost.bytes / (gpu.memory_bandwidth * share_of_copy(view, gpu.traits));
+  const Shares& shares = shares_of(view, gpu.traits);
+  const double bytes = traffic * cost.bytes / (gpu.memory_bandwidth * share_of_copy(op, shares));
   double seconds = bytes;
   if (cost.product_flops > 0) {
     const double share =

@@ -3,6 +3,7 @@
 // operations of 20 MB and more, or of what there is; on a CPU of two threads.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -72,10 +73,13 @@ inline constexpr std::array kMemorySharesOfCpu = {
     KernelShare{"squared_norm", 1.05},
 };
 
-// The same in double precision, where the exponential has no vector instructions to itself.
-inline constexpr std::array kMemorySharesOfCpuInDouble = {
-    KernelShare{"activation", 0.25},
-    KernelShare{"activation_gradient", 0.25},
-};
+// The same in double precision: activations, most of which is an exponential, are slower.
+inline constexpr auto kMemorySharesOfCpuInDouble = [] {
+  std::array<KernelShare, kMemorySharesOfCpu.size() + 2> shares;
+  std::copy(kMemorySharesOfCpu.begin(), kMemorySharesOfCpu.end(), shares.begin());
+  shares[kMemorySharesOfCpu.size()] = {"activation", 0.25};
+  shares[kMemorySharesOfCpu.size() + 1] = {"activation_gradient", 0.25};
+  return shares;
+}();
 
 }  // namespace troupe

@@ -8,7 +8,6 @@
 #include "program/communicator.h"
 
 namespace troupe {
-
 namespace {
 
 constexpr auto kPhaseNames =

@@ -96,11 +96,12 @@ std::vector<KindTime> StepProfile::kinds() const {
 
 StepTimes StepProfile::times() const {
   const auto any = [](const WorkSpan&) { return true; };
-  const auto communicates = [&](const WorkSpan& span) {
-    return span.op >= 0 && is_communication(program_.op(span.op).place.queue);
+  const auto is_on = [&](const WorkSpan& span, const auto& wanted) {
+    return span.op >= 0 && wanted(program_.op(span.op).place.queue);
   };
+  const auto communicates = [&](const WorkSpan& span) { return is_on(span, is_communication); };
   const auto computes = [&](const WorkSpan& span) {
-    return span.op >= 0 && program_.op(span.op).place.queue == Queue::compute;
+    return is_on(span, [](Queue queue) { return queue == Queue::compute; });
   };
   const auto either = [&](const WorkSpan& span) { return communicates(span) || computes(span); };
   StepTimes times;
