@@ -7,7 +7,8 @@
 
 namespace troupe {
 
-// Writes the file whole or not at all. A signal ends it between two programs.
-ExitStatus run_calibration(const Options& options, const ProcessGroup* processes);
+// `processes`: as a command gets it. Rank 0 writes the file, whole or not at all. A signal ends it
+// between two programs.
+ExitStatus run_calibration(const Options& options, ProcessGroup* processes);
 
 }  // namespace troupe

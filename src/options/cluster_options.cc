@@ -149,6 +149,7 @@ GpuCluster read_cluster(const std::string& path) {
   model.bf16_flops = scaled("bf16_tflops", 1e-3, 1e6, 1e12);
   model.f32_flops = scaled("fp32_tflops", 1e-3, 1e6, 1e12);
   model.f64_flops = scaled("fp64_tflops", 1e-3, 1e6, 1e12);
+  model.attention_scale = file.optional_number("attention_scale", 1e-3, 1e3).value_or(1);
   model.memory_bandwidth = scaled("memory_gb_s", 1, 1e6, 1e9);
   model.host_bandwidth = scaled("host_gb_s", 0.1, 1e6, 1e9);
   model.gpus_per_node = file.count("gpus_per_node", 1024);

@@ -2737,9 +2737,9 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::calibrate,
      .group = kLooking,
      .metavar = "FILE.toml",
-     .help = "Measure no step but what this machine reaches in products, copies and small "
-             "operations, and write it as a file for plan --gpus and train --hardware. An earlier "
-             "result is replaced.",
+     .help = "Measure no step but what this machine reaches in products, attention, copies and "
+             "small operations, with several ranks also in collectives between them, and write it "
+             "as a file for plan --gpus and train --hardware. An earlier result is replaced.",
      .unset = "a step is measured",
      .commands = kBench},
     {.name = "op",

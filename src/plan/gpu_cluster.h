@@ -25,6 +25,7 @@ struct GpuModel {
   double bf16_flops = 0;        // per second, in large dense products
   double f32_flops = 0;         // the same
   double f64_flops = 0;         // the same
+  double attention_scale = 1;   // attention's rate, of what its shares of products say
   double memory_bandwidth = 0;  // bytes per second of a copy, read and written
   double host_bandwidth = 0;    // bytes per second between GPU and host, each way
   int32_t gpus_per_node = 8;

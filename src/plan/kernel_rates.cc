@@ -300,8 +300,9 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
   const double bytes = traffic * cost.bytes / (gpu.memory_bandwidth * share_of_copy(op, shares));
   double seconds = bytes;
   if (cost.product_flops > 0) {
+    const double scale = has(op.spec->name, "attention") ? gpu.attention_scale : 1;
     const double share =
-        share_of_kernel({program, program.op(index)}, view, gpu.traits, cost.product_flops);
+        scale * share_of_kernel({program, program.op(index)}, view, gpu.traits, cost.product_flops);
     const double products = cost.product_flops / (gpu.product_flops(cost.product_dtype) * share);
     const bool adds = has(op.spec->name, "grouped_linear_weight_gradient");
     seconds = std::max(

@@ -12,11 +12,6 @@
 namespace troupe {
 namespace {
 
-// Of NVLink's bandwidth between two GPUs: exchanges of rows with the ranks of their experts, and
-// all others.
-constexpr double kShareOfRows = 0.5;
-constexpr double kShareOfOthers = 0.72;
-
 // How much of the time that an exchange over NVLink runs beside the compute queue is added to that:
 // its kernels take multiprocessors and bandwidth.
 constexpr double kContention = 1;
@@ -357,7 +352,7 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
         each.action = use->action;
         each.seconds = seconds_of_message(sent.bytes, rank, peer, cluster);
       } else if (ranks > 1) {
-        const double share = sends_rows(op) ? kShareOfRows : kShareOfOthers;
+        const double share = sends_rows(op) ? kShareOfRows : kShareOfCollectives;
         each.seconds = std::max(each.seconds, seconds_of_links(sent, group, cluster.model, share));
         each.spans_pipeline = group.spans_pipeline;
         if (!timed.is_serial) {

@@ -36,6 +36,12 @@
 
 namespace troupe {
 
+// Of NVLink's bandwidth between two GPUs: what exchanges of rows with the ranks of their experts
+// reach in a step, and all other collectives; and what those reach with nothing beside them.
+inline constexpr double kShareOfRows = 0.5;
+inline constexpr double kShareOfCollectives = 0.72;
+inline constexpr double kShareOfCollectivesAlone = 0.84;
+
 // Of collectives; messages of a pipeline have times of their own.
 enum class Link : uint8_t { none, nvlink, network };
 inline constexpr int kLinkCount = static_cast<int>(Link::network) + 1;

@@ -2,27 +2,28 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <functional>
+#include <map>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string_view>
-#include <utility>
 
 #include "base/machine.h"
-#include "base/random.h"
 #include "base/text.h"
-#include "base/thread_pool.h"
+#include "base/units.h"
+#include "ops/attention/attention/attention.h"
 #include "ops/elementwise/add/add.h"
 #include "ops/exchange/offload/offload.h"
 #include "ops/products/linear/linear.h"
 #include "options/cluster_options.h"
+#include "plan/kernel_rates.h"
 #include "runtime/copy_limit.h"
 #include "runtime/device_limits.h"
 #include "runtime/device_memory.h"
-#include "runtime/make_interpreter.h"
-#include "train/planned_program.h"
-#include "train/step_profile.h"
+#include "train/program_meter.h"
+#include "train/rank_run.h"
 
 namespace troupe {
 namespace {
@@ -30,110 +31,118 @@ namespace {
 constexpr std::array kDTypes = {DType::bf16, DType::f32, DType::f64};
 constexpr std::array<int64_t, 4> kSizes = {256, 512, 1024, 2048};
 constexpr std::array<int64_t, 4> kSizesOfGpu = {1024, 2048, 4096, 8192};
+constexpr std::array<int64_t, 3> kSequences = {64, 256, 512};
+constexpr std::array<int64_t, 4> kSequencesOfGpu = {1024, 2048, 4096, 8192};
+constexpr int64_t kTokens = 1024;  // of attention
+constexpr int64_t kTokensOfGpu = 16'384;
 constexpr uint64_t kLeastMemory = uint64_t{1} << 30;  // that a file may name
-constexpr int kWarmUps = 3;  // on a GPU one is traced, and one captured as a graph
-constexpr int kRuns = 5;
 // On a CPU, whose threads may share a core for a while until the system moves one, or whose cores
 // others use: the best of several times counts.
 constexpr int kPassesOfCpu = 3;
+constexpr double kSecondsOfLoad = 0.2;  // in each run
 constexpr int32_t kSmallOperations = 500;
 constexpr int64_t kCopiedElements = int64_t{16} << 20;  // of f32: more than caches hold
 
-template <class T>
-void fill(T* values, int64_t count) {
-  constexpr int64_t kBlock = 1 << 16;
-  std::vector<double> normals(kBlock);
-  fill_random_normals(/*seed=*/1, RandomStream::test, 0, 0, kBlock, normals.data());
-  for (int64_t i = 0; i < count; ++i) {
-    // Blocks that follow each other are not the same.
-    values[i] = static_cast<T>(normals[static_cast<size_t>((i + i / kBlock) % kBlock)]);
-  }
-}
-
-void fill(const TensorView& view) {
-  const int64_t count = view.shape.elements();
-  if (view.dtype == DType::bf16) return fill(view.as<bf16>(), count);
-  if (view.dtype == DType::f64) return fill(view.as<double>(), count);
-  fill(view.as<float>(), count);
-}
-
-// Tensors that a program reads, by the builder of the program.
-using Emit = std::function<ValueId(Builder&, const std::vector<ValueId>&)>;
-
-class Machine {
- public:
-  explicit Machine(const DeviceSpec& spec)
-      : device_(spec.device), pool_(spec.thread_count()), traits_(traits_of(spec.device, 0)) {}
-
-  bool has_gpu() const { return device_ == Device::cuda; }
-  ThreadPool& pool() { return pool_; }
-
-  // Runs the program of these tensors, whose last value is its result; calls see() with its runs.
-  void profile(const std::vector<StateTensor>& tensors, const Emit& emit,
-               const std::function<void(const StepProfile&)>& see) {
-    const auto table = std::make_shared<StateTable>();
-    std::vector<StateId> ids;
-    for (const StateTensor& tensor : tensors) ids.push_back(table->add(tensor));
-    Program program(table);
-    Builder builder(program);
-    std::vector<ValueId> values;
-    for (const StateId id : ids) values.push_back(builder.state(id));
-    program.add_result(emit(builder, values));
-    const StateStorage storage(table, device_);
-    for (const StateId id : ids) fill(storage.view(id));
-    storage.to_device();
-    const std::unique_ptr<Interpreter> interpreter =
-        make_interpreter(program, plan_program(program, pool_.threads(), device_, traits_), storage,
-                         pool_, {}, {.capture = has_gpu(), .profile = true});
-    for (int run = 0; run < kWarmUps; ++run) interpreter->run();
-    StepProfile seen(program);
-    for (int run = 0; run < kRuns; ++run) seen.add(interpreter->run_profiled());
-    see(seen);
-  }
-
- private:
-  Device device_;
-  ThreadPool pool_;
-  DeviceTraits traits_;
-};
-
-// Of all operations of a kind.
-double seconds_of(const StepProfile& profile, std::string_view kind) {
-  for (const KindTime& time : profile.kinds()) {
-    if (time.kind == kind) return std::max(time.seconds, 1e-9);
-  }
-  TROUPE_CHECK(false, "an operation that was run");
-  return 0;
-}
-
-ProductRate measure_product(Machine& machine, DType dtype, int64_t size) {
+ProductRate measure_product(ProgramMeter& meter, DType dtype, int64_t size) {
   const auto tensor = [&](const char* name) {
     return StateTensor{.name = name, .dtype = dtype, .shape = {size, size}};
   };
   ProductRate rate{.dtype = dtype, .size = size};
-  machine.profile(
+  meter.profile(
       {tensor("x"), tensor("w")},
       [](Builder& builder, const std::vector<ValueId>& values) {
         return linear(builder, values[0], values[1], {}, "y");
       },
-      [&](const StepProfile& profile) {
+      [&](const Program&, const StepProfile& profile) {
         const auto n = static_cast<double>(size);
         rate.flops_per_s = 2 * n * n * n / seconds_of(profile, kLinear.name);
       });
   return rate;
 }
 
+// What the plan of time has of an operation of this kind, on that hardware.
+double planned_seconds(const Program& program, std::string_view kind, const GpuModel& hardware) {
+  const Program expected = program.with_expected_rows();
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    if (program.op(index).spec->name == kind) return seconds_of(program, expected, index, hardware);
+  }
+  TROUPE_CHECK(false, "an operation of the program");
+  return 0;
+}
+
+struct UnderLoad {
+  AttentionRate attention;
+  double product_flops = 0;    // per second
+  std::vector<double> ratios;  // of planned times to measured ones, of attention and its gradient
+};
+
+// Attention among products that keep the device busy, as in a step: a GPU at rest has a higher
+// clock. `product` is the largest one, as it was measured alone.
+UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, int64_t sequence,
+                             const GpuModel& hardware) {
+  const bool on_gpu = meter.device() == Device::cuda;
+  const AttentionAttributes a = {
+      .batch = static_cast<int32_t>((on_gpu ? kTokensOfGpu : kTokens) / sequence),
+      .sequence = static_cast<int32_t>(sequence),
+      .heads = on_gpu ? 32 : 8,
+      .groups = 8,
+      .head_dim = on_gpu ? 128 : 64,
+      .scale = on_gpu ? 0.088 : 0.125};
+  const int64_t rows = a.batch * sequence;
+  const auto n = static_cast<double>(product.size);
+  const double flops_of_product = 2 * n * n * n;
+  const auto products =
+      static_cast<int>(std::ceil(kSecondsOfLoad * product.flops_per_s / flops_of_product));
+  UnderLoad under_load;
+  const auto tensor = [&](const char* name, const Shape& shape) {
+    return StateTensor{.name = name, .dtype = product.dtype, .shape = shape};
+  };
+  meter.profile(
+      {tensor("x", {product.size, product.size}), tensor("w", {product.size, product.size}),
+       tensor("qkv", {rows, a.query_row() + a.key_value_row()}),
+       tensor("d_out", {rows, a.out_row()})},
+      [&](Builder& builder, const std::vector<ValueId>& values) {
+        for (int i = 0; i < products; ++i) linear(builder, values[0], values[1], {}, "y");
+        const ValueId qkv = values[2];
+        const std::vector<ValueId> out =
+            builder.emit(kAttention, Attributes(a), {qkv, {}, {}, {}}, "out");
+        return builder.emit(kAttentionGradient, Attributes(a),
+                            {values[3], qkv, out[0], out[1], {}, {}}, "d_qkv")[0];
+      },
+      [&](const Program& program, const StepProfile& profile) {
+        const auto rate_of = [&](const OpSpec& spec) {
+          const double seconds = seconds_of(profile, spec.name);
+          under_load.ratios.push_back(planned_seconds(program, spec.name, hardware) / seconds);
+          for (const KindTime& kind : profile.kinds()) {
+            if (kind.kind == spec.name) return kind.flops / seconds;
+          }
+          return 0.0;
+        };
+        under_load.attention = {.sequence = sequence,
+                                .flops_per_s = rate_of(kAttention),
+                                .gradient_flops_per_s = rate_of(kAttentionGradient)};
+        under_load.product_flops = products * flops_of_product / seconds_of(profile, kLinear.name);
+      });
+  return under_load;
+}
+
+double geometric_mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += std::log(value);
+  return std::exp(sum / static_cast<double>(values.size()));
+}
+
 // Between one operation and the next.
-double measure_launch(Machine& machine) {
+double measure_launch(ProgramMeter& meter) {
   double seconds = 0;
-  machine.profile(
+  meter.profile(
       {{.name = "x", .shape = {16}}},
       [](Builder& builder, const std::vector<ValueId>& values) {
         ValueId sum = values[0];
         for (int32_t i = 0; i < kSmallOperations; ++i) sum = add(builder, sum, values[0], "sum");
         return sum;
       },
-      [&](const StepProfile& profile) {
+      [&](const Program&, const StepProfile& profile) {
         const StepTimes times = profile.times();
         seconds = (times.seconds - times.busy_s) / kSmallOperations;
       });
@@ -141,20 +150,35 @@ double measure_launch(Machine& machine) {
 }
 
 // Bytes per second between device and host, each way; on a CPU both are one memory.
-double measure_host_bandwidth(Machine& machine) {
+double measure_host_bandwidth(ProgramMeter& meter) {
   double bandwidth = 0;
-  machine.profile(
+  meter.profile(
       {{.name = "x", .shape = {kCopiedElements}}},
       [](Builder& builder, const std::vector<ValueId>& values) {
         const ValueId x = add(builder, values[0], values[0], "x");
         return reload(builder, offload(builder, x, "host"), "back");
       },
-      [&](const StepProfile& profile) {
+      [&](const Program&, const StepProfile& profile) {
         const double seconds =
             seconds_of(profile, kOffload.name) + seconds_of(profile, kReload.name);
         bandwidth = 2 * static_cast<double>(kCopiedElements * sizeof(float)) / seconds;
       });
   return bandwidth;
+}
+
+std::span<const int64_t> sequences_of(Device device) {
+  if (device == Device::cuda) return kSequencesOfGpu;
+  return kSequences;
+}
+
+int passes_of(Device device) {
+  return device == Device::cuda ? 1 : kPassesOfCpu;
+}
+
+// Of one device.
+uint64_t programs_of(Device device) {
+  return static_cast<uint64_t>(passes_of(device)) * kDTypes.size() * kSizes.size() +
+         sequences_of(device).size() + 3;
 }
 
 void set_what_it_is(const DeviceSpec& spec, Calibration& calibration) {
@@ -180,64 +204,140 @@ void set_what_it_is(const DeviceSpec& spec, Calibration& calibration) {
   hardware.memory_bytes = available_device_bytes();
 }
 
-// Estimates, where there is nothing better.
-void set_links(GpuModel& hardware) {
+// What was measured, and estimates where nothing is known.
+void set_links(Calibration& calibration) {
   constexpr double kShareOfNetwork = 0.25;
   constexpr double kLatency = 8e-6;
   constexpr double kNetworkLatency = 20e-6;
-  hardware.nvlink_bandwidth = hardware.host_bandwidth;
-  hardware.nvlink_latency = kLatency;
-  hardware.network_bandwidth = kShareOfNetwork * hardware.host_bandwidth;
-  hardware.network_latency = kNetworkLatency;
+  GpuModel& hardware = calibration.hardware;
+  if (!calibration.links_are_known) {
+    hardware.nvlink_bandwidth = hardware.host_bandwidth;
+    hardware.nvlink_latency = kLatency;
+    hardware.network_bandwidth = kShareOfNetwork * hardware.host_bandwidth;
+    hardware.network_latency = kNetworkLatency;
+  }
+  if (const auto& link = calibration.links.within_machine) {
+    hardware.nvlink_bandwidth = link->bandwidth;
+    hardware.nvlink_latency = link->latency;
+  }
+  if (const auto& link = calibration.links.across_machines) {
+    hardware.network_bandwidth = link->bandwidth;
+    hardware.network_latency = link->latency;
+  }
 }
 
-double best_of(const Calibration& calibration, DType dtype) {
-  double best = 0;
+ProductRate best_of(const Calibration& calibration, DType dtype) {
+  ProductRate best;
   for (const ProductRate& rate : calibration.products) {
-    if (rate.dtype == dtype) best = std::max(best, rate.flops_per_s);
+    if (rate.dtype == dtype && rate.flops_per_s > best.flops_per_s) best = rate;
   }
   return best;
 }
 
-}  // namespace
-
-Calibration calibrate(const DeviceSpec& spec, const WorkReport& report) {
-  Machine machine(spec);
-  Calibration calibration;
-  const int passes = machine.has_gpu() ? 1 : kPassesOfCpu;
-  const uint64_t all = static_cast<uint64_t>(passes) * kDTypes.size() * kSizes.size() + 3;
-  uint64_t done = 0;
-  const auto count = [&] {
-    if (report) report(++done, all);
-  };
+// Calls done() after each program.
+void calibrate_device(const DeviceSpec& spec, const std::function<void()>& done,
+                      Calibration& calibration) {
+  ProgramMeter meter(spec.device, 0, spec.thread_count());
+  const bool on_gpu = spec.device == Device::cuda;
   set_what_it_is(spec, calibration);
   std::vector<ProductRate>& products = calibration.products;
   for (const DType dtype : kDTypes) {
-    for (const int64_t size : machine.has_gpu() ? kSizesOfGpu : kSizes) {
+    for (const int64_t size : on_gpu ? kSizesOfGpu : kSizes) {
       products.push_back({.dtype = dtype, .size = size});
     }
   }
-  for (int pass = 0; pass < passes; ++pass) {
+  for (int pass = 0; pass < passes_of(spec.device); ++pass) {
     for (ProductRate& best : products) {
-      const ProductRate rate = measure_product(machine, best.dtype, best.size);
+      const ProductRate rate = measure_product(meter, best.dtype, best.size);
       best.flops_per_s = std::max(best.flops_per_s, rate.flops_per_s);
-      count();
+      done();
     }
   }
   GpuModel& hardware = calibration.hardware;
-  hardware.bf16_flops = best_of(calibration, DType::bf16);
-  hardware.f32_flops = best_of(calibration, DType::f32);
-  hardware.f64_flops = best_of(calibration, DType::f64);
+  hardware.bf16_flops = best_of(calibration, DType::bf16).flops_per_s;
+  hardware.f32_flops = best_of(calibration, DType::f32).flops_per_s;
+  hardware.f64_flops = best_of(calibration, DType::f64).flops_per_s;
   hardware.memory_bandwidth =
-      machine.has_gpu() ? measure_device_copy_limit() : measure_copy_limit(machine.pool());
-  count();
-  hardware.host_bandwidth = measure_host_bandwidth(machine);
-  count();
-  hardware.launch_seconds = measure_launch(machine);
-  count();
-  if (!calibration.links_are_known) set_links(hardware);
+      on_gpu ? measure_device_copy_limit() : measure_copy_limit(meter.pool());
+  done();
+  hardware.host_bandwidth = measure_host_bandwidth(meter);
+  done();
+  hardware.launch_seconds = measure_launch(meter);
+  done();
+  const ProductRate best = best_of(calibration, on_gpu ? DType::bf16 : DType::f32);
+  std::vector<double> ratios;
+  double product_flops = 0;
+  for (const int64_t sequence : sequences_of(spec.device)) {
+    const UnderLoad under_load = measure_under_load(meter, best, sequence, hardware);
+    calibration.attention.push_back(under_load.attention);
+    ratios.insert(ratios.end(), under_load.ratios.begin(), under_load.ratios.end());
+    product_flops = std::max(product_flops, under_load.product_flops);
+    done();
+  }
+  hardware.attention_scale *= geometric_mean(ratios);
+  calibration.share_under_load = std::min(1.0, product_flops / best.flops_per_s);
+}
+
+// A rank that measures the links.
+struct LinkRank {
+  int32_t rank = 0;
+  ProcessGroup* group = nullptr;
+};
+
+}  // namespace
+
+std::optional<Calibration> calibrate(const DeviceSpec& spec, ProcessGroup* processes,
+                                     const WorkReport& report) {
+  Calibration calibration;
+  uint64_t all = programs_of(spec.device);
+  uint64_t finished = 0;
+  const auto count = [&] {
+    if (report) report(++finished, all);
+  };
+  if (spec.ranks > 1) {
+    run_all_ranks(
+        spec, processes,
+        [](int32_t rank, ProcessGroup* group) {
+          return std::make_unique<LinkRank>(LinkRank{.rank = rank, .group = group});
+        },
+        [&](const LinkRank& each) {
+          if (each.rank != 0) {
+            measure_links(spec, *each.group, each.rank, [] {});
+            return;
+          }
+          all += link_programs(spec, *each.group);
+          calibration.links = measure_links(spec, *each.group, 0, count);
+        });
+  }
+  if (!leads(processes)) return std::nullopt;
+  calibrate_device(spec, count, calibration);
+  set_links(calibration);
   return calibration;
 }
+
+namespace {
+
+// A line for each size, a column for each kind.
+std::string text_of(std::string_view whose, const LinkCalibration& link) {
+  std::vector<std::string_view> kinds;
+  std::map<uint64_t, std::string> lines;  // by bytes
+  for (const CollectiveTime& time : link.times) {
+    if (std::find(kinds.begin(), kinds.end(), time.kind) == kinds.end()) kinds.push_back(time.kind);
+    lines[time.bytes] +=
+        fmt::format("{:>16}", fmt::format("{:.4g} GB/s", time.sent_bytes / time.seconds / 1e9));
+  }
+  std::string text =
+      fmt::format("{} ranks {}, what each sends of tensors of\n{:<18}", link.ranks, whose, "");
+  for (const std::string_view kind : kinds) text += fmt::format("{:>16}", kind);
+  text += "\n";
+  for (const auto& [bytes, line] : lines) {
+    text += fmt::format("  {:<16}{}\n", format_bytes(bytes), line);
+  }
+  return text + fmt::format("  a link of {:.4g} GB/s, {:.1f} us for each round\n",
+                            link.bandwidth / 1e9, link.latency * 1e6);
+}
+
+}  // namespace
 
 std::string text_of(const Calibration& calibration) {
   std::string text = fmt::format("{}\n\n{:<18}", calibration.hardware.name, "products of");
@@ -253,18 +353,38 @@ std::string text_of(const Calibration& calibration) {
     }
     text += "\n";
   }
+  text += fmt::format("{:<18}{:>16}{:>16}\n", "attention over", "forward", "gradient");
+  for (const AttentionRate& rate : calibration.attention) {
+    text += fmt::format("  {:<16}{:>9.4g} TFLOP/s{:>9.4g} TFLOP/s\n",
+                        fmt::format("{} tokens", rate.sequence), rate.flops_per_s / 1e12,
+                        rate.gradient_flops_per_s / 1e12);
+  }
   const GpuModel& hardware = calibration.hardware;
-  return text + fmt::format(
-                    "copying           {:.4g} GB/s, to or from the host {:.4g} GB/s\n"
-                    "between operations {:.2f} us\n",
-                    hardware.memory_bandwidth / 1e9, hardware.host_bandwidth / 1e9,
-                    hardware.launch_seconds * 1e6);
+  text += fmt::format(
+      "copying            {:.4g} GB/s, to or from the host {:.4g} GB/s\n"
+      "between operations {:.2f} us\n"
+      "under load         {:.0f} % of the best product's rate\n",
+      hardware.memory_bandwidth / 1e9, hardware.host_bandwidth / 1e9, hardware.launch_seconds * 1e6,
+      100 * calibration.share_under_load);
+  if (calibration.links.within_machine) {
+    text += text_of("of a machine", *calibration.links.within_machine);
+  }
+  if (calibration.links.across_machines) {
+    text += text_of("of as many machines", *calibration.links.across_machines);
+  }
+  return text;
 }
 
 std::string file_of(const Calibration& calibration) {
   const GpuModel& gpu = calibration.hardware;
-  const std::string_view link =
+  const std::string_view unmeasured =
       calibration.links_are_known ? "as of the kind that is shipped" : "not measured: an estimate";
+  const auto from = [&](const std::optional<LinkCalibration>& link) -> std::string {
+    if (!link) return std::string(unmeasured);
+    return fmt::format("measured: collectives of {} ranks", link->ranks);
+  };
+  const std::string within = from(calibration.links.within_machine);
+  const std::string across = from(calibration.links.across_machines);
   std::string text;
   const auto add = [&](const char* key, const std::string& value, std::string_view from) {
     text += fmt::format("{:<32}# {}\n", fmt::format("{} = {}", key, value), from);
@@ -281,13 +401,16 @@ std::string file_of(const Calibration& calibration) {
   add_number("fp32_tflops", gpu.f32_flops / 1e12, kProducts);
   add_number("fp64_tflops", gpu.f64_flops / 1e12, kProducts);
   add_number("memory_gb_s", gpu.memory_bandwidth / 1e9, "measured: copying");
+  add_number("attention_scale", gpu.attention_scale, "measured: attention over planned");
+  text += fmt::format("# Products in a row have {:.3f} of their best rate.\n",
+                      calibration.share_under_load);
   add_number("host_gb_s", gpu.host_bandwidth / 1e9, "measured: copies from and to the host");
   add_number("gpus_per_node", gpu.gpus_per_node, "of this machine");
-  add_number("gpus_per_nvlink", gpu.gpus_per_nvlink, link);
-  add_number("nvlink_gb_s", gpu.nvlink_bandwidth / 1e9, link);
-  add_number("nvlink_latency_us", gpu.nvlink_latency * 1e6, link);
-  add_number("network_gb_s", gpu.network_bandwidth / 1e9, link);
-  add_number("network_latency_us", gpu.network_latency * 1e6, link);
+  add_number("gpus_per_nvlink", gpu.gpus_per_nvlink, unmeasured);
+  add_number("nvlink_gb_s", gpu.nvlink_bandwidth / 1e9, within);
+  add_number("nvlink_latency_us", gpu.nvlink_latency * 1e6, within);
+  add_number("network_gb_s", gpu.network_bandwidth / 1e9, across);
+  add_number("network_latency_us", gpu.network_latency * 1e6, across);
   add_number("launch_us", gpu.launch_seconds * 1e6, "measured: small operations in a row");
   return text;
 }

@@ -43,11 +43,16 @@ class Calibrate(unittest.TestCase):
         self.assertEqual(len(planned), 2)
         self.assertGreater(planned[0], 0)
 
-        again = run("bench", "--calibrate", path, "--threads", 2, "--json")
+        self.assertNotIn("collectives", path.read_text(), "one rank has no links")
+        again = run("bench", "--calibrate", path, "--threads", 2, "--ranks", 2, "--json")
         self.assertEqual(again.returncode, 0, "an earlier result is replaced: " + again.stderr)
         document = json.loads(again.stdout)
         self.assertEqual(len(document["products"]), 12)
+        self.assertEqual(len(document["within_machine"]["collectives"]), 9)
+        self.assertNotIn("across_machines", document)
         self.assertEqual(document["file"], str(path))
+        self.assertEqual(path.read_text().count("# measured: collectives of 2 ranks"), 2)
+        self.assertGreater(tomllib.loads(path.read_text())["nvlink_gb_s"], 0.1)
 
     def test_an_interrupt_leaves_nothing(self):
         path = HERE.folder / "interrupted.toml"
@@ -66,9 +71,6 @@ class Calibrate(unittest.TestCase):
             self.assertEqual(refused.returncode, 2, refused.stderr)
             self.assertIn(word, refused.stderr)
         self.assertEqual(other.read_text(), "name = 1\n")
-        refused = run("bench", "--calibrate", HERE.folder / "ranks.toml", "--ranks", 2)
-        self.assertEqual(refused.returncode, 2, refused.stderr)
-        self.assertIn("without --ranks", refused.stderr)
 
 
 if __name__ == "__main__":

@@ -43,10 +43,12 @@ GpuModel gpu_of_slow_products() {
 
 // Seconds of all operations of a kind, on a GPU that only its products limit, beside what each
 // kernel takes until it runs.
-double seconds_of_products(const std::string& flags, std::string_view kind) {
+double seconds_of_products(const std::string& flags, std::string_view kind,
+                           double attention_scale = 1) {
   const std::unique_ptr<Program> program = testing::program_of(
       "--model mixtral-tiny --max-position-embeddings 4096 --bf16 --gpus 1xh100 " + flags);
-  const GpuModel gpu = gpu_of_slow_products();
+  GpuModel gpu = gpu_of_slow_products();
+  gpu.attention_scale = attention_scale;
   double seconds = 0;
   for (int32_t i = 0; i < program->op_count(); ++i) {
     if (program->op(i).spec->name == kind) seconds += seconds_of(*program, *program, i, gpu);
@@ -67,6 +69,13 @@ TEST(KernelRates, OfAttentionGrowWithTheKeysOfAQuery) {
   };
   EXPECT_NEAR(ratio("attention"), 4 * (2 * k + 430) / (2 * (k + 430)), 2e-3);
   EXPECT_NEAR(ratio("attention_gradient"), 4 * (2 * k + 380) / (2 * (k + 380)), 2e-3);
+}
+
+TEST(KernelRates, OfAttentionAreScaledByWhatAMachineMeasured) {
+  for (const auto kind : {"attention", "attention_gradient"}) {
+    EXPECT_NEAR(seconds_of_products("", kind, 0.5) / seconds_of_products("", kind), 2, kTolerance);
+  }
+  EXPECT_EQ(seconds_of_products("", "linear", 0.5), seconds_of_products("", "linear"));
 }
 
 TEST(KernelRates, OfAttentionAreThoseOfTheSizeOfItsHeads) {

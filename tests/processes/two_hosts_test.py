@@ -67,6 +67,16 @@ class TwoHosts(unittest.TestCase):
             self.assertEqual(threads.returncode, 0, threads.stderr)
             self.assertEqual(self.launch(2, *arguments).out(0), threads.stdout)
 
+    def test_a_calibration_measures_both_links(self):  # only torchrun
+        path = HERE.folder / "links.toml"
+        ranks = self.launch(2, "bench", "--calibrate", path, "--threads", 2)
+        self.assertIn("2 ranks of a machine", ranks.out(0))
+        self.assertIn("2 ranks of as many machines", ranks.out(0))
+        self.assertEqual(ranks.out(1), "")
+        written = path.read_text()
+        self.assertEqual(written.count("# measured: collectives of 2 ranks"), 4)
+        self.assertNotIn("an estimate\n", written.split("gpus_per_nvlink")[1].split("\n", 1)[1])
+
     def test_without_a_secret_there_is_a_warning(self):  # only torchrun
         save = HERE.folder / "open"
         ranks = self.launch(1, *train_arguments(save, "--train-iters", 1), secret=False)

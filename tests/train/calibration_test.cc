@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
+#include <optional>
 #include <string>
 
 #include "base/machine.h"
@@ -30,6 +31,7 @@ Calibration some() {
   hardware.bf16_flops = 1.5e11;
   hardware.f32_flops = 2.5e11;
   hardware.f64_flops = 1.25e11;
+  hardware.attention_scale = 0.75;
   hardware.memory_bandwidth = 4.5e10;
   hardware.host_bandwidth = 2e10;
   hardware.gpus_per_node = 4;
@@ -58,6 +60,7 @@ TEST(Calibration, IsReadAsItWasWritten) {
   expect_near(model.bf16_flops, expected.bf16_flops, "bf16");
   expect_near(model.f32_flops, expected.f32_flops, "f32");
   expect_near(model.f64_flops, expected.f64_flops, "f64");
+  expect_near(model.attention_scale, expected.attention_scale, "attention");
   expect_near(model.memory_bandwidth, expected.memory_bandwidth, "memory");
   expect_near(model.host_bandwidth, expected.host_bandwidth, "host");
   expect_near(model.nvlink_bandwidth, expected.nvlink_bandwidth, "nvlink");
@@ -72,16 +75,22 @@ TEST(Calibration, SaysWhatIsAnEstimate) {
   EXPECT_NE(file_of(calibration).find("# not measured: an estimate"), std::string::npos);
   calibration.links_are_known = true;
   EXPECT_EQ(file_of(calibration).find("# not measured: an estimate"), std::string::npos);
+  EXPECT_EQ(file_of(calibration).find("# measured: collectives"), std::string::npos);
+  calibration.links.within_machine = LinkCalibration{.ranks = 3};
+  EXPECT_NE(file_of(calibration).find("# measured: collectives of 3 ranks"), std::string::npos);
 }
 
 TEST(Calibration, MeasuresEveryFigure) {
   uint64_t last = 0;
   uint64_t all = 0;
-  const Calibration calibration = calibrate({.threads = 2}, [&](uint64_t done, uint64_t total) {
-    EXPECT_EQ(done, last + 1);
-    last = done;
-    all = total;
-  });
+  const std::optional<Calibration> measured = calibrate(
+      {.ranks = 2, .threads = 2}, /*processes=*/nullptr, [&](uint64_t done, uint64_t total) {
+        EXPECT_EQ(done, last + 1);
+        last = done;
+        all = total;
+      });
+  ASSERT_TRUE(measured);
+  const Calibration& calibration = *measured;
   EXPECT_EQ(last, all) << "the report counts to its end";
   const GpuModel& hardware = calibration.hardware;
   EXPECT_EQ(hardware.traits.compute_capability, kNoGpu);
@@ -99,6 +108,21 @@ TEST(Calibration, MeasuresEveryFigure) {
   for (const ProductRate& rate : calibration.products) {
     EXPECT_NE(text.find(fmt::format("\n  {0} x {0} ", rate.size)), std::string::npos) << text;
   }
+  for (const AttentionRate& rate : calibration.attention) {
+    EXPECT_GT(rate.flops_per_s, 0) << rate.sequence;
+    EXPECT_GT(rate.gradient_flops_per_s, 0) << rate.sequence;
+    EXPECT_NE(text.find(fmt::format("\n  {} tokens ", rate.sequence)), std::string::npos) << text;
+  }
+  EXPECT_EQ(calibration.attention.size(), 3U);
+  EXPECT_GT(hardware.attention_scale, 0);
+  EXPECT_GT(calibration.share_under_load, 0);
+  EXPECT_LE(calibration.share_under_load, 1);
+  ASSERT_TRUE(calibration.links.within_machine);
+  EXPECT_FALSE(calibration.links.across_machines) << "threads are on one machine";
+  EXPECT_EQ(calibration.links.within_machine->times.size(), 9U) << "three sizes, three collectives";
+  EXPECT_EQ(hardware.nvlink_bandwidth, calibration.links.within_machine->bandwidth);
+  EXPECT_EQ(hardware.nvlink_latency, calibration.links.within_machine->latency);
+  EXPECT_NE(text.find("2 ranks of a machine"), std::string::npos) << text;
   // The figure of a dtype is that of its best size.
   EXPECT_EQ(hardware.bf16_flops,
             std::max({calibration.products[0].flops_per_s, calibration.products[1].flops_per_s,
