@@ -369,7 +369,7 @@ std::string BenchRank::text() const {
   }
   text +=
       fmt::format(", {:.{}f} model TFLOP/s{}, {:.0f}% of the matmul limit\n", flops_per_s / 1e12,
-                  several && !on_gpu() ? 3 : 1, several ? fmt::format(" of each {}", unit) : "",
+                  on_gpu() ? 1 : 3, several ? fmt::format(" of each {}", unit) : "",
                   100.0 * flops_per_s / limits_.flops);
   const auto range_text = [&](const RankRange& range) {
     std::string most = format_bytes(range.most);

@@ -296,7 +296,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("dataloader-inter-document-masking",
             "give --reset-attention-mask: it keeps attention within documents."),
     accepted_value("mid-level-dataset-surplus", "",
-                   "no data set is built in advance: every sample that a run needs exists."),
+                   "no data set is built in advance, and every sample that a run needs exists."),
     refused("fim-data", "training on parts of documents in another order is not available."),
     refused(
         "sft",

@@ -84,7 +84,7 @@ class BenchRanks(unittest.TestCase):
 
     def test_figures_of_many_ranks_have_more_digits(self):
         # Ranks share the processor: each does little.
-        self.assertRegex(self.bench().stdout, r", [0-9]+\.[0-9] model TFLOP/s, ")
+        self.assertRegex(self.bench().stdout, r", [0-9]+\.[0-9]{3} model TFLOP/s, ")
         self.assertRegex(" ".join(self.bench("--ranks", 2).stdout.split()),
                          r", [0-9]+\.[0-9]{3} model TFLOP/s of each rank, ")
 
