@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -34,6 +35,8 @@ namespace troupe {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kLettersOfNames = "abcdefghijklmnopqrstuvwxyz_0123456789";
 
 std::string path_of_named_config(const std::string& name) {
   const std::vector<fs::path> configs = shipped_files(".", ".json");
@@ -141,6 +144,23 @@ void override_window(const Options& options, ModelConfig& config) {
                     config);
 }
 
+// With "--num-experts" for "num_experts": a message about a model as a file of it has the names.
+std::string in_terms_of_flags(std::string_view message) {
+  std::string text;
+  while (!message.empty()) {
+    const size_t begin = std::min(message.find_first_of(kLettersOfNames), message.size());
+    text += message.substr(0, begin);
+    message.remove_prefix(begin);
+    const size_t end = std::min(message.find_first_not_of(kLettersOfNames), message.size());
+    const std::string_view word = message.substr(0, end);
+    const OptionSpec* const option =
+        word.find('_') == std::string_view::npos ? nullptr : find_option(word);
+    text += option == nullptr ? std::string(word) : flag_of(*option);
+    message.remove_prefix(end);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string config_path_of(const Options& options) {
@@ -217,8 +237,12 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   }
   // The flag was for the experts.
   if (by_flags && config.moe_layer_count() == config.num_layers) config.ffn_hidden_size = 0;
-  config.validate();
-  config.require_learning_router();
+  try {
+    config.validate();
+    config.require_learning_router();
+  } catch (const UserError& error) {
+    throw UserError(error.status(), in_terms_of_flags(error.what()));
+  }
   config.hf_architecture = fitting_hf_architecture(config);
   return config;
 }

@@ -161,7 +161,7 @@ TEST(MegatronFlags, LatentAttentionOfFlags) {
   // (0.1 ln 40 + 1)^2
   EXPECT_NEAR(config.rope_score_factor(), 1.8738542, 1e-6);
   EXPECT_EQ(refused_model(std::string(kLatent) + "--num-query-groups 2")
-                .find("Model configuration: multi_latent_attention has no groups"),
+                .find("Model configuration: --multi-latent-attention has no groups"),
             0U);
   EXPECT_EQ(refused_model("plan --model mixtral-8x7b --q-lora-rank 24"),
             "--q-lora-rank: it belongs to --multi-latent-attention. Add that, or leave the flag "
@@ -205,7 +205,7 @@ TEST(MegatronFlags, SparseAttentionOfFlags) {
   }
   EXPECT_NE(refused_model("plan --model mixtral-8x7b --experimental-attention-variant dsa "
                           "--dsa-indexer-topk 32 --dsa-indexer-n-heads 2 --dsa-indexer-head-dim 80")
-                .find("needs multi_latent_attention"),
+                .find("needs --multi-latent-attention"),
             std::string::npos);
 }
 
@@ -310,7 +310,7 @@ TEST(MegatronFlags, WaysToStretchPositions) {
             "--rope-type yarn, --use-rope-scaling and --rotary-seq-len-interpolation-factor are "
             "three ways to stretch positions: choose one.");
   EXPECT_EQ(refused("--rotary-percent 1.5"),
-            "Model configuration: rotary_percent must be above 0 and at most 1, it is 1.5.");
+            "Model configuration: --rotary-percent must be above 0 and at most 1, it is 1.5.");
   EXPECT_EQ(refused("--rotary-percent 0.01"),
             "Model configuration: what turns of a head (RoPE) must be even and at least 2: it is 1 "
             "of the head size 128.");

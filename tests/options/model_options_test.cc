@@ -200,7 +200,7 @@ TEST_F(ModelOptions, ActivationsAreNamed) {
 
 TEST_F(ModelOptions, ChangedShapesAreValidated) {
   options.moe_router_topk = 9;
-  expect_part(refused_model(), "moe_router_topk (9) is larger than num_experts (8)");
+  expect_part(refused_model(), "--moe-router-topk (9) is larger than --num-experts (8)");
 }
 
 // A config.json may say what only flags beside it make possible.
@@ -210,7 +210,7 @@ TEST_F(ModelOptions, SinkhornRoutesToOneExpertOfAConfigThatCouldNot) {
   config.hf_architecture = "MixtralForCausalLM";
   config.moe_router_topk = 1;
   put_file(folder / "config.json", write_hf_config(config));
-  expect_part(refused_model(), "needs moe_router_pre_softmax");
+  expect_part(refused_model(), "needs --moe-router-pre-softmax");
   options.moe_router_load_balancing_type = {LoadBalancing::sinkhorn};
   EXPECT_TRUE(load_model_config(options).moe_router_sinkhorn);
 }
@@ -304,7 +304,7 @@ TEST_F(ModelOptions, AnExchangeInTwoLevelsNeedsRanks) {
 
 TEST_F(ModelOptions, ADenseModelAndBack) {
   options.num_experts = 0;
-  expect_part(refused_model(), "ffn_hidden_size");
+  expect_part(refused_model(), "--ffn-hidden-size");
   options.ffn_hidden_size = 64;
   const ModelConfig dense = load_model_config(options);
   EXPECT_EQ(dense.moe_layer_count(), 0);
