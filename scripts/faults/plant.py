@@ -88,7 +88,9 @@ def changes_of(cursor, parent, text):
         if old.startswith(f"std::{name}"):
             return change(old.replace(name, other, 1), f"{name} -> {other}")
     elif kind == cindex.CursorKind.UNARY_OPERATOR and old[:1] in ("!", "-"):
-        return change(old[1:], f"no {old[0]}")
+        # A type of its own would turn that of the other choice into itself: !x of an optional.
+        new = f"static_cast<bool>({old[1:]})" if old[0] == "!" else old[1:]
+        return change(new, f"no {old[0]}")
     if parent.kind == cindex.CursorKind.IF_STMT and children and cursor == next(parent.get_children()):
         if kind not in (cindex.CursorKind.VAR_DECL, cindex.CursorKind.DECL_STMT):
             return change(f"!({old})", "condition turned around")
