@@ -182,62 +182,6 @@ TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
   EXPECT_EQ(messages[0], "Rank 1 writes 32 bytes to a section of 8. All ranks end.");
 }
 
-// More than a connection holds: what is counted next must not overwrite what another rank, which is
-// slow, has yet to read.
-TEST(PostGroup, CountsMayChangeOnceTheirSumIsThere) {
-  constexpr int64_t kCounts = int64_t{1} << 22;
-  std::array<Socket, 2> ends = make_wire();
-  std::array<int64_t, 2> wrong = {};
-  std::latch done(2);
-  const auto run = [&](int rank) {
-    const auto post = post_over(std::move(ends[static_cast<size_t>(rank)]), rank);
-    PostGroup group(*post, std::chrono::seconds(60), {});
-    std::vector<int32_t> own(kCounts);
-    std::vector<int32_t> running(kCounts);
-    std::vector<int32_t> total(kCounts);
-    const auto view = [&](std::vector<int32_t>& data) {
-      return TensorView{data.data(), DType::i32, {kCounts}, nullptr};
-    };
-    for (int32_t step = 1; step <= 4; ++step) {
-      std::fill(own.begin(), own.end(), step);
-      group.member(rank).prefix_sum({}, view(own), view(running), view(total));
-      std::fill(own.begin(), own.end(), -1);
-      wrong[static_cast<size_t>(rank)] +=
-          kCounts - std::count(total.begin(), total.end(), 2 * step);
-    }
-    done.arrive_and_wait();
-  };
-  std::thread other([&] { run(1); });
-  run(0);
-  other.join();
-  EXPECT_EQ(wrong[0], 0);
-  EXPECT_EQ(wrong[1], 0);
-}
-
-// Longer than two of the pieces in which it travels, and none.
-TEST(PostGroup, GathersBytesOfAnyLength) {
-  std::string longest((size_t{33} << 20) + 1, '\0');
-  for (size_t i = 0; i < longest.size(); ++i) longest[i] = static_cast<char>(i * 2654435761U >> 16);
-  auto [first_wire, second_wire] = make_wire();
-  std::thread second([&, wire = std::move(second_wire)]() mutable {
-    const auto post = post_over(std::move(wire), 1);
-    PostGroup group(*post, std::chrono::seconds(60), {});
-    EXPECT_TRUE(group.gather(1, longest).empty());
-    EXPECT_TRUE(group.gather(1, "").empty());
-    group.finish();
-  });
-  {
-    const auto post = post_over(std::move(first_wire), 0);
-    PostGroup group(*post, std::chrono::seconds(60), {});
-    const std::vector<std::string> bytes = group.gather(0, "own");
-    EXPECT_EQ(bytes.at(0), "own");
-    EXPECT_TRUE(bytes.at(1) == longest);
-    EXPECT_EQ(group.gather(0, ""), std::vector<std::string>(2));
-    group.finish();
-  }
-  second.join();
-}
-
 TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {
   const std::string message =
       message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2Jb\nc"}));

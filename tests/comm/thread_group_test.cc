@@ -381,7 +381,7 @@ TEST(FaultDrill, StepThatEndsEarlier) {
 
 // A thread cannot be stopped from outside: the process ends, with the message of who waited.
 TEST(FaultDrillDeathTest, RankThatNeverComesBack) {
-  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {
         const RankProgram program({7});
