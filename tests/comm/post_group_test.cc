@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <latch>
+#include <regex>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -186,6 +189,80 @@ TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {
   const std::string message =
       message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2Jb\nc"}));
   EXPECT_EQ(message, "a?[2Jb\nc");
+}
+
+// What rank 1 of two has said, and what rank 0 then says of it after waiting in a collective or for
+// the numbers of all.
+std::string message_of_waiting(const std::vector<Fields>& said, bool in_collective) {
+  const auto [post, wire] = post_on_wire(0);
+  std::string frames;
+  for (const Fields& each : said) {
+    const std::string bytes = bytes_of(each);
+    append_bytes(frames, uint64_t{0});  // a message
+    append_bytes(frames, bytes.size());
+    frames += bytes;
+  }
+  EXPECT_EQ(write(wire.descriptor(), frames.data(), frames.size()),
+            static_cast<ssize_t>(frames.size()));
+  PostGroup group(*post, std::chrono::milliseconds(20), {});
+  try {
+    if (in_collective) {
+      int32_t count = 0;
+      const TensorView view{&count, DType::i32, {1}, nullptr};
+      group.member(0).prefix_sum({}, view, view, view);
+    } else {
+      group.exchange(0, 7);
+    }
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "(nothing)";
+}
+
+TEST(PostGroup, SaysWhatARankThatDoesNotComeDoes) {
+  const Fields seen{.kind = Kind::waits, .index = 5, .text = "gather"};
+  const Fields waits{
+      .kind = Kind::waits, .index = 5, .text = "gather", .waits_for = 1, .ranks = {0}};
+  const Fields ended{.kind = Kind::ended, .number = ~uint64_t{0}};
+  EXPECT_EQ(message_of_waiting({}, true),
+            "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (is missing, last seen "
+            "in no operation). All ranks end.");
+  EXPECT_EQ(message_of_waiting({seen}, true),
+            "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (is missing, last seen "
+            "in operation 5 (gather)). All ranks end.");
+  EXPECT_EQ(message_of_waiting({waits}, true),
+            "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (waits itself in "
+            "operation 5 (gather), for rank 0). All ranks end.");
+  EXPECT_EQ(message_of_waiting({ended}, true),
+            "Rank 0 cannot go on in no operation, waiting for: rank 1 (has ended, last seen in no "
+            "operation). All ranks end.");
+  EXPECT_EQ(message_of_waiting({}, false),
+            "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (does not answer, last "
+            "seen in no operation). All ranks end.");
+  EXPECT_EQ(message_of_waiting({ended}, false),
+            "Rank 0 cannot go on in no operation, waiting for: rank 1 (has ended, last seen in no "
+            "operation). All ranks end.");
+}
+
+// A terminal needs no time: who reads it sees when.
+TEST(TimeForLogs, IsThereWhereStandardErrorIsNoTerminal) {
+  const int kept = dup(STDERR_FILENO);
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  ASSERT_EQ(unlockpt(terminal), 0);
+  const int end = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+  ASSERT_GE(end, 0);
+  dup2(end, STDERR_FILENO);
+  const std::string at_terminal = time_for_logs();
+  const int file = open("/dev/null", O_WRONLY);
+  dup2(file, STDERR_FILENO);
+  const std::string at_file = time_for_logs();
+  dup2(kept, STDERR_FILENO);
+  for (const int each : {kept, terminal, end, file}) close(each);
+  EXPECT_EQ(at_terminal, "");
+  EXPECT_TRUE(
+      std::regex_match(at_file, std::regex(R"( \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}\])")))
+      << at_file;
 }
 
 }  // namespace

@@ -448,50 +448,124 @@ TEST(SocketPost, KeepsTheBeginningOfAHead) {
   }
 }
 
-// What no rank sends ends the connection with a message, whatever it is.
+// What no rank sends ends the connection with a message, whatever it is; what is just allowed does
+// not.
 TEST(SocketPost, RefusesFramesThatNoRankSends) {
   struct Frame {
     uint32_t kind;
     int32_t channel;
     uint64_t bytes;
   };
-  const std::vector<Frame> frames = {
-      {4, 1, 0},                               // no such kind
-      {0xffff'ffff, 1, 8},                     //
-      {0, 0, uint64_t{1} << 63},               // a message of 2^63 bytes
-      {0, 0, uint64_t{1} << 40},               //
-      {0, 0, Post::kLongestMessage + 1},       //
-      {0, -1, 4},                              // no such channel
-      {1, Post::kChannels, 4},                 //
-      {1, 1, SocketPost::kSmallTransfer + 1},  // larger than a small one
-      {1, 2, 12},                              // of another size than is expected
-      {1, 3, 12},                              //
-      {2, 1, uint64_t{1} << 63},               // expects 2^63 bytes
-      {3, 1, 4},                               // a piece that is not expected
-      {3, 2, 8},                               // a piece of a small one
-      {3, 3, (1 << 20) + 1},                   // a long piece
-      {3, 3, uint64_t{1} << 63},               //
+  constexpr uint64_t kSmall = SocketPost::kSmallTransfer;
+  constexpr uint64_t kPiece = 1 << 20;
+  const std::string kNone;
+  const std::string kKind = "a frame of no kind";
+  const std::string kChannel = "a frame of no channel";
+  const std::string kLong = "a frame that is too long";
+  const std::string kSize = "a tensor of another size than is expected";
+  const std::vector<std::pair<Frame, std::string>> frames = {
+      {{3, 3, 8}, kNone},
+      {{4, 1, 0}, kKind},
+      {{0xffff'ffff, 1, 8}, kKind},
+      {{0, 0, Post::kLongestMessage}, kNone},
+      {{0, 0, Post::kLongestMessage + 1}, kLong},
+      {{0, 0, uint64_t{1} << 40}, kLong},
+      {{0, 0, uint64_t{1} << 63}, kLong},
+      {{0, -1, 4}, kChannel},
+      {{1, Post::kChannels - 1, 4}, kNone},
+      {{1, Post::kChannels, 4}, kChannel},
+      {{1, 1, kSmall}, kNone},
+      {{1, 1, kSmall + 1}, kLong},
+      {{1, 2, 7}, kSize},
+      {{1, 2, 8}, kNone},
+      {{1, 2, 9}, kSize},
+      {{1, 3, 12}, kSize},
+      {{1, 4, kSmall}, kNone},
+      {{2, 1, (uint64_t{1} << 63) - 1}, kNone},
+      {{2, 1, uint64_t{1} << 63}, kLong},
+      {{3, 1, 4}, kSize},           // a piece that is not expected
+      {{3, 2, 8}, kSize},           // a piece of a small one
+      {{3, 4, 8}, kSize},           // of the largest of these
+      {{3, 5, kSmall + 1}, kNone},  // of the smallest large one, all of it
+      {{3, 5, kSmall + 2}, kSize},
+      {{3, 3, kPiece}, kNone},
+      {{3, 3, kPiece + 1}, kLong},
+      {{3, 3, uint64_t{1} << 63}, kLong},
   };
-  for (const Frame& frame : frames) {
+  // By channel, what is expected.
+  std::array<std::vector<std::byte>, 6> expected;
+  expected[2].resize(8);
+  expected[3].resize(2 * kPiece);
+  expected[4].resize(kSmall);
+  expected[5].resize(kSmall + 1);
+  for (const auto& [frame, problem] : frames) {
+    const std::string name = std::to_string(frame.kind) + ", channel " +
+                             std::to_string(frame.channel) + ", " + std::to_string(frame.bytes) +
+                             " bytes";
     const PostAndWire receiver = post_on_wire(1);
-    std::vector<std::byte> small(8);
-    std::vector<std::byte> large(2 << 20);
-    const Block small_block = block_of(small);
-    const Block large_block = block_of(large);
-    receiver.post->receive(0, 2, {&small_block, 1});
-    receiver.post->receive(0, 3, {&large_block, 1});
+    for (size_t channel = 2; channel < expected.size(); ++channel) {
+      const Block block = block_of(expected[channel]);
+      receiver.post->receive(0, static_cast<int>(channel), {&block, 1});
+    }
     ASSERT_EQ(write(receiver.wire.descriptor(), &frame, sizeof(frame)), 16);
+    std::string message;
     try {
       for (int i = 0; i < 3; ++i) receiver.post->next_message();
-      ADD_FAILURE() << "a frame of kind " << frame.kind << ", " << frame.bytes << " bytes";
     } catch (const UserError& error) {
-      EXPECT_NE(std::string(error.what()).find("Rank 1 does not understand what rank 0"),
-                std::string::npos)
-          << error.what();
+      message = error.what();
     }
-    EXPECT_EQ(receiver.post->next_gone(), 0);
-    EXPECT_FALSE(receiver.post->next_message());
+    EXPECT_EQ(message,
+              problem.empty()
+                  ? ""
+                  : "Rank 1 does not understand what rank 0 sends: " + problem + ". All ranks end.")
+        << "a frame of kind " << name;
+    EXPECT_EQ(receiver.post->next_gone().has_value(), !problem.empty()) << name;
+    EXPECT_FALSE(receiver.post->next_message()) << name;
   }
+}
+
+// Of another size than comes to be expected: when all of it is there, or the first part.
+TEST(SocketPost, RefusesATensorOfAnotherSizeThatCameBefore) {
+  std::vector<std::byte> sent = drawn(24, 1);
+  const std::vector<std::byte> frame = frame_of_transfer(sent);
+  for (const size_t there : {frame.size(), frame.size() - 4}) {
+    for (const size_t size : {23U, 25U}) {
+      const PostAndWire receiver = post_on_wire(1);
+      ASSERT_EQ(write(receiver.wire.descriptor(), frame.data(), there),
+                static_cast<ssize_t>(there));
+      receiver.post->next_message();
+      std::vector<std::byte> received(size);
+      const Block block = block_of(received);
+      std::string message;
+      try {
+        receiver.post->receive(0, 3, {&block, 1});
+        ASSERT_EQ(write(receiver.wire.descriptor(), frame.data() + there, frame.size() - there),
+                  static_cast<ssize_t>(frame.size() - there));
+        receiver.post->next_message();
+      } catch (const UserError& error) {
+        message = error.what();
+      }
+      EXPECT_EQ(message,
+                "Rank 1 does not understand what rank 0 sends: a tensor of another size than is "
+                "expected. All ranks end.")
+          << there << " bytes of a frame, then " << size << " are expected";
+      EXPECT_EQ(received, std::vector<std::byte>(size)) << "it is written all the same";
+    }
+  }
+}
+
+// The sender of a large transfer waits for that, and is not told of a small one.
+TEST(SocketPost, SaysThatItExpectsALargeTransferOnly) {
+  const PostAndWire receiver = post_on_wire(1);
+  std::vector<std::byte> received(SocketPost::kSmallTransfer + 1);
+  for (int channel = 1; channel <= 3; ++channel) {
+    const Block block{received.data(), SocketPost::kSmallTransfer - 2 + channel};
+    receiver.post->receive(0, channel, {&block, 1});
+  }
+  std::array<uint64_t, 4> heads = {};
+  ASSERT_EQ(read(receiver.wire.descriptor(), heads.data(), sizeof(heads)), 16);
+  EXPECT_EQ(heads[0], (uint64_t{3} << 32) + 2);
+  EXPECT_EQ(heads[1], static_cast<uint64_t>(SocketPost::kSmallTransfer) + 1);
 }
 
 TEST(SocketPost, LetsNotesAndOtherChannelsPassWhatNobodyTakes) {
