@@ -32,6 +32,10 @@ TEST(Secret, IsReadFromAFileOfItsOwner) {
   EXPECT_NE(message_of([&] { read_secret_file(path); }).find("chmod 600 " + path),
             std::string::npos);
   chmod(path.c_str(), 0600);
+  for (const size_t bytes : {16, 4096}) {
+    testing::put_file(path, std::string(bytes, 'x'));
+    EXPECT_EQ(read_secret_file(path), std::string(bytes, 'x'));
+  }
   for (const size_t bytes : {0, 15, 4097}) {
     testing::put_file(path, std::string(bytes, 'x'));
     EXPECT_NE(message_of([&] { read_secret_file(path); }).find("16 to 4096 bytes"),

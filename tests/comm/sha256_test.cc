@@ -37,7 +37,11 @@ TEST(Sha256, SignsAsTheRfcDoes) {
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   EXPECT_EQ(hexadecimal(hmac_sha256(std::string(20, '\xaa'), std::string(50, '\xdd'))),
             "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
-  // A key of more than a block.
+  // Keys of a block, and of more than one.
+  EXPECT_EQ(hexadecimal(hmac_sha256(std::string(64, 'k'), "what is signed")),
+            "6507aeb80eeb997e4125a2e585eb1da31e6d59ea1c193ecb02406d64b6fe7c0d");
+  EXPECT_EQ(hexadecimal(hmac_sha256(std::string(65, 'k'), "what is signed")),
+            "406dd0b3d1ecec6532fde35d878245202e18480306a266a203513e605a33f916");
   EXPECT_EQ(hexadecimal(hmac_sha256(std::string(131, '\xaa'),
                                     "Test Using Larger Than Block-Size Key - Hash Key First")),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");

@@ -253,6 +253,43 @@ TEST(FaultDrill, RankOfASmallerGroupThatEnds) {
   EXPECT_NE(message.find("rank 3 (has ended"), std::string::npos) << message;
 }
 
+// Of a wait for one rank only that one is named: for the receiver of a message, or for its sender.
+TEST(FaultDrill, PartnerOfAMessageThatEnds) {
+  for (const bool sends : {true, false}) {
+    ThreadGroup group(3, kThreadLimit);
+    const std::string message = failure_of([&] {
+      run_ranks(group, [&](int rank) {
+        if (rank == 0) return;
+        double number = 1;
+        const TensorView view{&number, DType::f64, {1}, nullptr};
+        if (rank == 2 && sends) {
+          group.member(rank).send({}, view, 0);
+          group.member(rank).finish_send({}, 0);
+        } else {
+          group.member(rank).receive({}, view, rank == 2 ? 0 : 2);
+        }
+      });
+    });
+    EXPECT_EQ(message.substr(message.find(' ', 5)),
+              " cannot go on in no operation, waiting for: rank 0 (has ended, last seen in no "
+              "operation). All ranks end.");
+  }
+}
+
+TEST(ProcessGroup, GathersTextsAtRank0) {
+  ThreadGroup group(3, kThreadLimit);
+  run_ranks(group, [&](int rank) {
+    for (const char round : {'a', 'b'}) {
+      const auto found = group.gather(rank, std::string(static_cast<size_t>(rank) + 1, round));
+      ASSERT_EQ(found, rank == 0
+                           ? (std::vector<std::string>{std::string(1, round), std::string(2, round),
+                                                       std::string(3, round)})
+                           : std::vector<std::string>());
+    }
+  });
+  EXPECT_EQ(group.ranks_of_machine(), (std::vector<int32_t>{0, 1, 2}));
+}
+
 TEST(FaultDrill, RankThatThrows) {
   const RankProgram program({7});
   ThreadGroup group(4, kThreadLimit);
