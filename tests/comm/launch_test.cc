@@ -183,6 +183,48 @@ TEST(Launch, RefusesNumbersThatAreNone) {
   EXPECT_EQ(problem_of({{"WORLD_SIZE", "1"}}), "(alone)");
 }
 
+// All ranks of a run must draw the same ones, of whatever version of the compiler they are.
+TEST(Launch, DrawsThePortsOfAStepFromItsName) {
+  EXPECT_EQ(launch_of(kSrun)->point->ports,
+            (std::vector<uint16_t>{21117, 21592, 24119, 26282, 16977, 19180, 19243, 18446, 18501,
+                                   16720, 19199, 21938, 23833, 25252, 22355, 18566}));
+}
+
+TEST(Launch, TakesTheFirstOfAllNumbers) {
+  EXPECT_EQ(launch_of(with(kByHand, {{"MASTER_PORT", "1"}}))->problem, "");
+  EXPECT_EQ(launch_of(with(kByHand, {{"MASTER_PORT", "65535"}}))->problem, "");
+  EXPECT_EQ(launch_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "1"}}))->problem, "");
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    Environment environment = kByHand;
+    environment.erase(name);
+    EXPECT_EQ(launch_of(environment)->problem,
+              "RANK=2 of WORLD_SIZE=4 is set in the environment, but not MASTER_ADDR and "
+              "MASTER_PORT, where the ranks find each other: the address of rank 0 and a port that "
+              "is free there. torchrun sets them. Without these variables the process is a run of "
+              "its own.")
+        << name;
+  }
+}
+
+// Of launchers that are not of this build's MPI.
+TEST(Launch, NamesTheProcessesThatNoMpiJoins) {
+  const auto found = [](const Environment& environment) {
+    const std::optional<ForeignLaunch> launch =
+        find_foreign_launch([&](const char* name) -> const char* {
+          const auto at = environment.find(name);
+          return at == environment.end() ? nullptr : at->second.c_str();
+        });
+    return launch ? launch->source + ", " + std::to_string(launch->processes) : "none";
+  };
+  EXPECT_EQ(found({}), "none");
+  EXPECT_EQ(found(kMpirun), "OMPI_COMM_WORLD_RANK=1 of OMPI_COMM_WORLD_SIZE=2, 2");
+  EXPECT_EQ(found(with(kMpirun, {{"OMPI_COMM_WORLD_SIZE", "1"}})), "none");
+  EXPECT_EQ(found({{"OMPI_COMM_WORLD_SIZE", "2"}}), "none");
+  EXPECT_EQ(found({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}), "PMI_RANK=0 of PMI_SIZE=3, 3");
+  EXPECT_EQ(found(kSrun), "SLURM_PROCID=0 of SLURM_STEP_NUM_TASKS=8, 8");
+  EXPECT_EQ(found(with(kSrun, {{"PMI_SIZE", "1"}})), "none") << "mpirun of one within a step";
+}
+
 TEST(Launch, KnowsWhenAllRanksAreOnOneMachine) {
   EXPECT_FALSE(launch_of(kByHand)->point->is_on_one_machine);
   EXPECT_TRUE(launch_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "4"}}))->point->is_on_one_machine);
@@ -197,6 +239,7 @@ TEST(Launch, FindsTheFirstHost) {
   EXPECT_EQ(first_host("node3,node1"), "node3");
   EXPECT_EQ(first_host("node[01-04,07],gpu3"), "node01");
   EXPECT_EQ(first_host("node[7,9]"), "node7");
+  EXPECT_EQ(first_host("a[1]b-c,d"), "a1b-c");
   EXPECT_EQ(first_host("rack[2-3]node[10-12].example,other"), "rack2node10.example");
   EXPECT_EQ(first_host(""), "");
 }

@@ -7,12 +7,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <functional>
 #include <gtest/gtest.h>
 #include <latch>
+#include <new>
+#include <poll.h>
 #include <regex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -39,12 +44,16 @@ struct Fields {
   std::vector<std::pair<DType, Shape>> tensor_types = {};
   size_t waits_for = 0;
   std::vector<int32_t> ranks = {};
+  uint64_t room = 0;
 };
+
+// The room of ranks 0 and 1: FNV-1a of the two numbers.
+constexpr uint64_t kBoth = 0x8cd4c29d1e47d34ULL;
 
 std::string bytes_of(const Fields& fields) {
   std::string bytes;
   append_bytes(bytes, fields.kind);
-  append_bytes(bytes, uint64_t{0});
+  append_bytes(bytes, fields.room);
   append_bytes(bytes, fields.number);
   append_bytes(bytes, fields.channel);
   append_bytes(bytes, fields.index);
@@ -187,14 +196,12 @@ TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
 
 TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {
   const std::string message =
-      message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2Jb\nc"}));
-  EXPECT_EQ(message, "a?[2Jb\nc");
+      message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2J \x1f~\x7f\nc"}));
+  EXPECT_EQ(message, "a?[2J ?~?\nc");
 }
 
-// What rank 1 of two has said, and what rank 0 then says of it after waiting in a collective or for
-// the numbers of all.
-std::string message_of_waiting(const std::vector<Fields>& said, bool in_collective) {
-  const auto [post, wire] = post_on_wire(0);
+// As messages of the other rank.
+void say(const Socket& wire, const std::vector<Fields>& said) {
   std::string frames;
   for (const Fields& each : said) {
     const std::string bytes = bytes_of(each);
@@ -204,6 +211,38 @@ std::string message_of_waiting(const std::vector<Fields>& said, bool in_collecti
   }
   EXPECT_EQ(write(wire.descriptor(), frames.data(), frames.size()),
             static_cast<ssize_t>(frames.size()));
+}
+
+struct Heard {
+  Kind kind = Kind::message;
+  int32_t index = -1;
+};
+
+// The messages that have come from the group.
+std::vector<Heard> heard(const Socket& wire) {
+  std::string bytes(size_t{1} << 16, '\0');
+  bytes.resize(static_cast<size_t>(
+      std::max<ssize_t>(0, read(wire.descriptor(), bytes.data(), bytes.size()))));
+  std::vector<Heard> messages;
+  ByteReader reader(bytes);
+  while (!reader.at_end()) {
+    reader.take<uint64_t>();
+    const std::string_view text = reader.take_text();
+    ByteReader fields(text);
+    Heard& message = messages.emplace_back();
+    message.kind = fields.take<Kind>();
+    fields.take<std::array<uint64_t, 2>>();
+    fields.take<int32_t>();
+    message.index = fields.take<int32_t>();
+  }
+  return messages;
+}
+
+// What rank 1 of two has said, and what rank 0 then says of it after waiting in a collective or for
+// the numbers of all.
+std::string message_of_waiting(const std::vector<Fields>& said, bool in_collective) {
+  const auto [post, wire] = post_on_wire(0);
+  say(wire, said);
   PostGroup group(*post, std::chrono::milliseconds(20), {});
   try {
     if (in_collective) {
@@ -242,6 +281,95 @@ TEST(PostGroup, SaysWhatARankThatDoesNotComeDoes) {
   EXPECT_EQ(message_of_waiting({ended}, false),
             "Rank 0 cannot go on in no operation, waiting for: rank 1 (has ended, last seen in no "
             "operation). All ranks end.");
+}
+
+TEST(PostGroup, TakesWhatIsJustAnAnnouncement) {
+  const std::string late =
+      "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (is missing, last seen in no "
+      "operation). All ranks end.";
+  EXPECT_EQ(message_of_waiting({{.kind = Kind::answers}}, true), late);
+  EXPECT_EQ(message_of_waiting({{.kind = Kind::answers, .channel = 0}}, true), late);
+  EXPECT_EQ(message_of_waiting({{.kind = Kind::answers, .channel = Post::kChannels - 1}}, true),
+            late);
+  // Its own failure, as another rank passes it on.
+  EXPECT_EQ(message_of_waiting({{.kind = Kind::failed, .index = 0, .text = "own"}}, true), late);
+}
+
+// Rank 1 comes with as many numbers, but to exchange them; or it is done with waiting.
+TEST(PostGroup, TellsCallsApart) {
+  EXPECT_EQ(
+      message_of_waiting(
+          {{.tensors = 1, .tensor_types = {{DType::i32, Shape({1})}}, .room = kBoth}}, true),
+      "The ranks do not run the same collective: rank 0 is in no operation of i32 [1], rank 1 "
+      "in no operation of i32 [1]. All ranks end.");
+  EXPECT_EQ(message_of_waiting(
+                {{.kind = Kind::waits, .index = 5, .text = "gather", .waits_for = 1, .ranks = {0}},
+                 {.kind = Kind::collective, .index = 6, .text = "sum", .room = 1}},
+                true),
+            "Rank 0 timed out (0.02 s) in no operation, waiting for: rank 1 (is missing, last seen "
+            "in operation 6 (sum)). All ranks end.");
+}
+
+// While the rank computes, or writes to a disk.
+TEST(PostGroup, AnswersInTheBackground) {
+  const auto [post, wire] = post_on_wire(0);
+  PostGroup group(*post, std::chrono::seconds(60), {});
+  say(wire, {{.kind = Kind::asks}});
+  pollfd answer = {.fd = wire.descriptor(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&answer, 1, 30'000), 1);
+  const std::vector<Heard> messages = heard(wire);
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_EQ(messages[0].kind, Kind::answers);
+}
+
+// The lowest rank that is there says what has failed, and rank 1 nothing where rank 0 has spoken.
+TEST(PostGroup, OneRankSpeaksOfAFailure) {
+  for (const bool has_spoken : {true, false}) {
+    auto [post, wire] = post_on_wire(1);
+    if (has_spoken) say(wire, {{.kind = Kind::spoken}});
+    wire.reset();
+    PostGroup group(*post, std::chrono::seconds(60), {});
+    EXPECT_EQ(group.announce_failure(ExitStatus::failed, "why"), !has_spoken);
+  }
+  for (const bool is_own : {true, false}) {
+    const auto [post, wire] = post_on_wire(0);
+    PostGroup group(*post, std::chrono::seconds(60), {});
+    if (!is_own) {
+      say(wire, {{.kind = Kind::failed, .index = 1, .text = "why"}});
+      EXPECT_THROW(group.exchange(0, 7), UserError);
+    }
+    EXPECT_TRUE(group.announce_failure(ExitStatus::failed, "why"));
+    std::vector<Heard> messages = heard(wire);
+    ASSERT_GE(messages.size(), 2U);
+    EXPECT_EQ(messages.back().kind, Kind::spoken);
+    messages.pop_back();
+    EXPECT_EQ(messages.back().kind, Kind::failed);
+    EXPECT_EQ(messages.back().index, is_own ? 0 : 1) << "the rank it began with";
+  }
+}
+
+// What a body throws goes to who ends all.
+TEST(PostGroup, HandsOnWhatABodyThrows) {
+  const auto handed_on = [](const std::function<void(int)>& body) {
+    const auto [post, wire] = post_on_wire(0);
+    say(wire, {{.kind = Kind::ended, .number = 1}});
+    std::pair<ExitStatus, std::string> failure = {ExitStatus::done, "(nothing)"};
+    PostGroup group(*post, std::chrono::seconds(60),
+                    [&](ExitStatus status, const std::string& why) {
+                      failure = {status, why};
+                    });
+    run_ranks(group, body);
+    EXPECT_EQ(heard(wire).size(), 1U) << "that the run has ended";
+    return failure;
+  };
+  using Failure = std::pair<ExitStatus, std::string>;
+  EXPECT_EQ(handed_on([](int) {}), (Failure{ExitStatus::done, "(nothing)"}));
+  EXPECT_EQ(handed_on([](int) { throw UserError(ExitStatus::interrupted, "stop"); }),
+            (Failure{ExitStatus::interrupted, "stop"}));
+  EXPECT_EQ(handed_on([](int) { throw std::bad_alloc(); }),
+            (Failure{ExitStatus::failed, "out of memory."}));
+  EXPECT_EQ(handed_on([](int) { throw std::runtime_error("other"); }),
+            (Failure{ExitStatus::failed, "other"}));
 }
 
 // A terminal needs no time: who reads it sees when.
