@@ -568,6 +568,62 @@ TEST(SocketPost, SaysThatItExpectsALargeTransferOnly) {
   EXPECT_EQ(heads[1], static_cast<uint64_t>(SocketPost::kSmallTransfer) + 1);
 }
 
+// More than go into one call of the system, of other sizes at both ends: expected late, while it
+// comes, and early.
+TEST(SocketPost, MovesTransfersInManyBlocks) {
+  std::vector<std::byte> sent = drawn(1200, 1);
+  std::vector<Block> from;
+  for (size_t at = 0; at < sent.size(); at += 8) from.push_back({sent.data() + at, 8});
+  for (const size_t before : {0U, 500U, 1216U}) {
+    const PostAndWire sender = post_on_wire(0);
+    EXPECT_TRUE(sender.post->done(sender.post->send(1, 3, from)));
+    std::vector<std::byte> frame(2000);
+    ASSERT_EQ(read(sender.wire.descriptor(), frame.data(), frame.size()), 1216);
+    const PostAndWire receiver = post_on_wire(1);
+    const auto pass = [&](size_t begin, size_t end) {
+      const ssize_t count = write(receiver.wire.descriptor(), frame.data() + begin, end - begin);
+      EXPECT_EQ(count, static_cast<ssize_t>(end - begin));
+      receiver.post->next_message();
+    };
+    if (before > 0) pass(0, before);
+    std::vector<std::byte> received(sent.size());
+    std::vector<Block> to;
+    for (size_t at = 0; at < received.size(); at += 6) to.push_back({received.data() + at, 6});
+    const Post::Transfer transfer = receiver.post->receive(0, 3, to);
+    if (before < 1216) pass(before, 1216);
+    EXPECT_TRUE(receiver.post->done(transfer)) << before << " bytes came before";
+    EXPECT_TRUE(received == sent) << before << " bytes came before";
+  }
+}
+
+// In the middle of a piece of many blocks, of which the memory is used for something else at once.
+TEST(SocketPost, KeepsACopyOfThePieceThatItDropsATransferIn) {
+  constexpr size_t kPiece = 1 << 20;
+  std::vector<std::byte> sent = drawn(2 * kPiece, 1);
+  const std::vector<std::byte> expected = sent;
+  std::vector<Block> blocks;
+  for (size_t at = 0; at < sent.size(); at += 4096) blocks.push_back({sent.data() + at, 4096});
+  const PostAndWire sender = post_on_wire(0);
+  sender.post->send(1, 3, blocks);
+  const std::array<uint64_t, 2> expects = {(uint64_t{3} << 32) + 2, 2 * kPiece};
+  ASSERT_EQ(write(sender.wire.descriptor(), expects.data(), 16), 16);
+  EXPECT_FALSE(sender.post->next_message());  // fills the connection
+  sender.post->drop_transfers();
+  std::fill(sent.begin(), sent.end(), std::byte{0});
+  sender.post->send_message(1, "failed");
+  std::vector<std::byte> bytes(4 * kPiece);
+  size_t count = 0;
+  const auto end = SocketClock::now() + kPatient;
+  while (count < 16 + kPiece + 16 + 6 && SocketClock::now() < end) {
+    const ssize_t got = read(sender.wire.descriptor(), bytes.data() + count, bytes.size() - count);
+    if (got > 0) count += static_cast<size_t>(got);
+    sender.post->next_message();
+  }
+  ASSERT_EQ(count, 16 + kPiece + 16 + 6) << "a piece and a message";
+  EXPECT_TRUE(std::equal(bytes.begin() + 16, bytes.begin() + 16 + kPiece, expected.begin()));
+  EXPECT_EQ(std::memcmp(bytes.data() + 16 + kPiece + 16, "failed", 6), 0);
+}
+
 TEST(SocketPost, LetsNotesAndOtherChannelsPassWhatNobodyTakes) {
   std::vector<std::unique_ptr<SocketPost>> posts = posts_of(2);
   // More than the system's buffers hold, and many small ones.
