@@ -15,6 +15,7 @@
 #include <regex>
 #include <stdexcept>
 #include <string>
+#include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -370,6 +371,34 @@ TEST(PostGroup, HandsOnWhatABodyThrows) {
             (Failure{ExitStatus::failed, "out of memory."}));
   EXPECT_EQ(handed_on([](int) { throw std::runtime_error("other"); }),
             (Failure{ExitStatus::failed, "other"}));
+}
+
+// Rank 0 says why, at what time; rank 1 nothing where rank 0 has spoken.
+TEST(PostProcessesDeathTest, EndWithTheStatusOfTheFailure) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto fail = [](int rank) {
+    auto [post, wire] = post_on_wire(rank);
+    if (rank == 1) say(wire, {{.kind = Kind::spoken}});
+    wire.reset();
+    PostProcesses processes(std::move(post));
+    processes.fail(ExitStatus::does_not_fit, "why");
+  };
+  const auto status = ::testing::ExitedWithCode(static_cast<int>(ExitStatus::does_not_fit));
+  EXPECT_EXIT(fail(0), status, "^troupe: why \\[....-..-.. ..:..:.. .....\\]\n$");
+  EXPECT_EXIT(fail(1), status, "^$");
+}
+
+TEST(PostProcesses, FinishOnceAllHaveEnded) {
+  auto [post, wire] = post_on_wire(0);
+  say(wire, {{.kind = Kind::ended, .number = ~uint64_t{0}}});
+  ASSERT_EQ(shutdown(wire.descriptor(), SHUT_WR), 0);
+  PostProcesses processes(std::move(post));
+  processes.finish();
+  const std::vector<Heard> messages = heard(wire);
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_EQ(messages[0].kind, Kind::ended);
+  char byte = 0;
+  EXPECT_EQ(read(wire.descriptor(), &byte, 1), 0) << "the connection is not closed";
 }
 
 // A terminal needs no time: who reads it sees when.
