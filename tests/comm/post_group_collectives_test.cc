@@ -106,5 +106,19 @@ TEST(LazyPost, SumsInRoundsFor16MiBOfTerms) {
   }
 }
 
+// Which is copied in parts.
+TEST(LazyPost, GathersItsOwnTensorWhole) {
+  run_lazily(1, 1, [](int rank, PostGroup& group) {
+    ThreadPool pool(2);
+    constexpr int64_t kElements = 200'001;
+    std::vector<int32_t> own(kElements);
+    for (size_t i = 0; i < own.size(); ++i) own[i] = static_cast<int32_t>(i) + 1;
+    std::vector<int32_t> all(kElements);
+    group.member(rank).all_gather({}, {own.data(), DType::i32, {kElements}, nullptr},
+                                  {all.data(), DType::i32, {kElements}, nullptr}, pool);
+    EXPECT_TRUE(own == all);
+  });
+}
+
 }  // namespace
 }  // namespace troupe

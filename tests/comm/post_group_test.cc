@@ -349,6 +349,24 @@ TEST(PostGroup, OneRankSpeaksOfAFailure) {
   }
 }
 
+// It has not ended without a word.
+TEST(PostGroup, KeepsWhatAFailedRankHasSaidOnceItIsGone) {
+  const auto [post, wire] = post_on_wire(1);
+  say(wire, {{.kind = Kind::failed, .index = 0, .text = "why"}});
+  ASSERT_EQ(shutdown(wire.descriptor(), SHUT_WR), 0);
+  PostGroup group(*post, std::chrono::seconds(60), {});
+  EXPECT_EQ(
+      [&] {
+        try {
+          group.exchange(1, 7);
+        } catch (const UserError& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      }(),
+      "why");
+}
+
 // What a body throws goes to who ends all.
 TEST(PostGroup, HandsOnWhatABodyThrows) {
   const auto handed_on = [](const std::function<void(int)>& body) {
