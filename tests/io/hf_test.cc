@@ -286,6 +286,17 @@ TEST(HfConfig, ASourceIsChangedOnlyWhereTheModelIs) {
   }
 }
 
+// A list with an entry for each layer stays where it fits, and goes where it does not.
+TEST(HfConfig, AListOfLayersStaysWhereItFits) {
+  json config = dense("Qwen3ForCausalLM");
+  config["layer_types"] = {"full_attention", "full_attention"};
+  const HfConfigSource source{.text = config.dump()};
+  EXPECT_EQ(written(config, source)["layer_types"], config["layer_types"]);
+  ModelConfig deeper = parse(config);
+  deeper.num_layers = 3;
+  EXPECT_FALSE(json::parse(write_hf_config(deeper, source)).contains("layer_types"));
+}
+
 // A model that goes on without the prediction layers of its source does not state them.
 TEST(HfConfig, ASourcesPredictionLayersAreStatedWhereTheModelHasThem) {
   json config = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/deepseek_v3/config.json"));
@@ -341,6 +352,13 @@ TEST(HfConfig, ADenseModelHasAnArchitectureWhateverIsSetForExperts) {
   config.moe_router_pre_softmax = !config.moe_router_pre_softmax;
   config.moe_router_topk_scaling_factor = 2.5;
   config.moe_router_enable_expert_bias = true;
+  config.moe_router_bias_update_rate = 0.5;
+  config.moe_router_num_groups = 2;
+  config.moe_router_group_topk = 1;
+  config.moe_router_sinkhorn = true;
+  config.moe_shared_expert_intermediate_size = 8;
+  config.moe_shared_expert_gate = true;
+  config.moe_layers = {true, false};
   config.moe_aux_loss_coeff = 0.5;
   EXPECT_EQ(fitting_hf_architecture(config), "LlamaForCausalLM");
 }
@@ -360,6 +378,12 @@ TEST(HfConfig, WhatTrainingAloneUsesHasNoArchitecture) {
   config.embedding_init_method_std = 0.5;
   config.init_method_xavier_uniform = true;
   config.mtp_loss_scaling_factor = 0.2;
+  config.mtp_use_repeated_layer = true;
+  config.dsa_indexer_loss_coeff = 0.5;
+  config.dsa_indexer_use_sparse_loss = true;
+  config.moe_router_force_biased = 0.5;
+  config.moe_router_bias_update_rate = 0.5;  // without such biases
+  config.ffn_hidden_size = 64;               // without dense layers
   EXPECT_EQ(fitting_hf_architecture(config), "MixtralForCausalLM");
 }
 
