@@ -212,5 +212,50 @@ TEST(HfFamilies, WhatEveryFieldOfAnglesDoes) {
   testing::expect_golden(outcomes.text(), "hf_rope_fields.txt");
 }
 
+ordered_json document_of(const std::string& fixture) {
+  return ordered_json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/" + fixture + "/config.json"));
+}
+
+TEST(HfFamilies, DeepSeeksBalanceWithinSequencesUnlessTheFileSaysOtherwise) {
+  for (const char* fixture : {"deepseek_v2", "deepseek_v3", "deepseek_v32"}) {
+    ordered_json document = document_of(fixture);
+    document["aux_loss_alpha"] = 0.25;
+    document.erase("seq_aux");
+    ModelConfig config = parse_document(document);
+    EXPECT_EQ(config.moe_seq_aux_loss_coeff, 0.25) << fixture;
+    EXPECT_EQ(config.moe_aux_loss_coeff, 0) << fixture;
+    document["seq_aux"] = false;
+    config = parse_document(document);
+    EXPECT_EQ(config.moe_seq_aux_loss_coeff, 0) << fixture;
+    EXPECT_EQ(config.moe_aux_loss_coeff, 0.25) << fixture;
+  }
+}
+
+TEST(HfFamilies, TheFactorOfYarnsAnglesComesBack) {
+  ModelConfig config = parse_document(document_of("qwen3_moe_yarn"));
+  config.rope_attention_factor = 1.5;
+  const std::string text = write_hf_config(config);
+  EXPECT_EQ(json::parse(text)["rope_parameters"]["attention_factor"], 1.5);
+  EXPECT_EQ(parse_hf_config(text, "config.json"), config);
+}
+
+// What is not zero is written as it is, however small.
+TEST(HfFamilies, SizesOfOneAreWritten) {
+  for (const char* fixture : {"deepseek_v2", "glm4moe", "qwen3_moe_mixed_layers"}) {
+    ModelConfig config = parse_document(document_of(fixture));
+    ASSERT_NE(config.ffn_hidden_size, 0) << fixture;
+    config.ffn_hidden_size = 1;
+    EXPECT_EQ(json::parse(write_hf_config(config))["intermediate_size"], 1) << fixture;
+  }
+  ModelConfig window = parse_document(document_of("qwen3_moe"));
+  window.sliding_window = 1;
+  const json document = json::parse(write_hf_config(window));
+  EXPECT_EQ(document["sliding_window"], 1);
+  EXPECT_EQ(document["use_sliding_window"], true);
+  ModelConfig latent = parse_document(document_of("deepseek_v3"));
+  latent.q_lora_rank = 1;
+  EXPECT_EQ(json::parse(write_hf_config(latent))["q_lora_rank"], 1);
+}
+
 }  // namespace
 }  // namespace troupe
