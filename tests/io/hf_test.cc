@@ -295,6 +295,12 @@ TEST(HfConfig, AListOfLayersStaysWhereItFits) {
   ModelConfig deeper = parse(config);
   deeper.num_layers = 3;
   EXPECT_FALSE(json::parse(write_hf_config(deeper, source)).contains("layer_types"));
+  const HfConfigSource with_weights{.text = config.dump(), .has_weights = true};
+  EXPECT_FALSE(json::parse(write_hf_config(deeper, with_weights)).contains("layer_types"));
+  ModelConfig wider = parse(config);
+  wider.ffn_hidden_size += 8;
+  EXPECT_EQ(json::parse(write_hf_config(wider, with_weights))["layer_types"],
+            config["layer_types"]);
 }
 
 // A model that goes on without the prediction layers of its source does not state them.
