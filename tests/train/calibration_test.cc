@@ -129,5 +129,109 @@ TEST(Calibration, MeasuresEveryFigure) {
                       calibration.products[2].flops_per_s, calibration.products[3].flops_per_s}));
 }
 
+// A calibration with another number in each field.
+Calibration of_all_fields() {
+  Calibration calibration = some();
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+    for (const int64_t size : {256, 1024}) {
+      const auto rate = static_cast<double>(calibration.products.size() + 1) * 1.5e11;
+      calibration.products.push_back({.dtype = dtype, .size = size, .flops_per_s = rate});
+    }
+  }
+  calibration.attention = {
+      {.sequence = 64, .flops_per_s = 3.25e10, .gradient_flops_per_s = 4.125e10},
+      {.sequence = 512, .flops_per_s = 1e12, .gradient_flops_per_s = 2.5e12}};
+  calibration.share_under_load = 0.875;
+  LinkCalibration within{.ranks = 4, .bandwidth = 3e10, .latency = 6.25e-6};
+  for (const uint64_t bytes : {uint64_t{1} << 16, uint64_t{3} << 20}) {
+    within.times.push_back({.kind = "all_gather",
+                            .bytes = bytes,
+                            .sent_bytes = 0.75 * static_cast<double>(bytes),
+                            .rounds = 3,
+                            .seconds = 1e-4});
+    within.times.push_back({.kind = "sum_over_ranks",
+                            .bytes = bytes,
+                            .sent_bytes = 1.5 * static_cast<double>(bytes),
+                            .rounds = 6,
+                            .seconds = 5e-4});
+  }
+  LinkCalibration across = within;
+  across.ranks = 2;
+  across.bandwidth = 1.25e9;
+  across.latency = 42e-6;
+  calibration.links = {.within_machine = within, .across_machines = across};
+  return calibration;
+}
+
+TEST(Calibration, IsSaidInTables) {
+  EXPECT_EQ(text_of(of_all_fields()),
+            "4 threads of here\n"
+            "\n"
+            "products of                   bf16             f32             f64\n"
+            "  256 x 256            0.15 TFLOP/s     0.45 TFLOP/s     0.75 TFLOP/s\n"
+            "  1024 x 1024           0.3 TFLOP/s      0.6 TFLOP/s      0.9 TFLOP/s\n"
+            "attention over             forward        gradient\n"
+            "  64 tokens          0.0325 TFLOP/s  0.04125 TFLOP/s\n"
+            "  512 tokens              1 TFLOP/s      2.5 TFLOP/s\n"
+            "copying            45 GB/s, to or from the host 20 GB/s\n"
+            "between operations 0.05 us\n"
+            "under load         88 % of the best product's rate\n"
+            "4 ranks of a machine, what each sends of tensors of\n"
+            "                        all_gather  sum_over_ranks\n"
+            "  64.00 KiB            0.4915 GB/s     0.1966 GB/s\n"
+            "  3.00 MiB              23.59 GB/s      9.437 GB/s\n"
+            "  a link of 30 GB/s, 6.2 us for each round\n"
+            "2 ranks of as many machines, what each sends of tensors of\n"
+            "                        all_gather  sum_over_ranks\n"
+            "  64.00 KiB            0.4915 GB/s     0.1966 GB/s\n"
+            "  3.00 MiB              23.59 GB/s      9.437 GB/s\n"
+            "  a link of 1.25 GB/s, 42.0 us for each round\n");
+}
+
+TEST(Calibration, IsWrittenWithWhereEachFigureComesFrom) {
+  EXPECT_EQ(file_of(of_all_fields()),
+            "name = \"4 threads of here\"\n"
+            "measured = true\n"
+            "compute_capability = 0          # 0: a CPU\n"
+            "multiprocessors = 4             # of a CPU: threads\n"
+            "memory_gib = 3                  # free when measured\n"
+            "bf16_tflops = 0.15              # measured: the best of square products\n"
+            "fp32_tflops = 0.25              # measured: the best of square products\n"
+            "fp64_tflops = 0.125             # measured: the best of square products\n"
+            "memory_gb_s = 45                # measured: copying\n"
+            "attention_scale = 0.75          # measured: attention over planned\n"
+            "# Products in a row have 0.875 of their best rate.\n"
+            "host_gb_s = 20                  # measured: copies from and to the host\n"
+            "gpus_per_node = 4               # of this machine\n"
+            "gpus_per_nvlink = 4             # not measured: an estimate\n"
+            "nvlink_gb_s = 10                # measured: collectives of 4 ranks\n"
+            "nvlink_latency_us = 8           # measured: collectives of 4 ranks\n"
+            "network_gb_s = 2.5              # measured: collectives of 2 ranks\n"
+            "network_latency_us = 20         # measured: collectives of 2 ranks\n"
+            "launch_us = 0.05                # measured: small operations in a row\n");
+  Calibration shipped = some();
+  shipped.links_are_known = true;
+  EXPECT_EQ(file_of(shipped),
+            "name = \"4 threads of here\"\n"
+            "measured = true\n"
+            "compute_capability = 0          # 0: a CPU\n"
+            "multiprocessors = 4             # of a CPU: threads\n"
+            "memory_gib = 3                  # free when measured\n"
+            "bf16_tflops = 0.15              # measured: the best of square products\n"
+            "fp32_tflops = 0.25              # measured: the best of square products\n"
+            "fp64_tflops = 0.125             # measured: the best of square products\n"
+            "memory_gb_s = 45                # measured: copying\n"
+            "attention_scale = 0.75          # measured: attention over planned\n"
+            "# Products in a row have 1.000 of their best rate.\n"
+            "host_gb_s = 20                  # measured: copies from and to the host\n"
+            "gpus_per_node = 4               # of this machine\n"
+            "gpus_per_nvlink = 4             # as of the kind that is shipped\n"
+            "nvlink_gb_s = 10                # as of the kind that is shipped\n"
+            "nvlink_latency_us = 8           # as of the kind that is shipped\n"
+            "network_gb_s = 2.5              # as of the kind that is shipped\n"
+            "network_latency_us = 20         # as of the kind that is shipped\n"
+            "launch_us = 0.05                # measured: small operations in a row\n");
+}
+
 }  // namespace
 }  // namespace troupe
