@@ -186,5 +186,61 @@ TEST_F(ProfiledProgram, TimelinesOfSeveralRanksHaveOneClock) {
   EXPECT_DOUBLE_EQ(events[5].at("ts").get<double>(), 2001.0);
 }
 
+// Rates have a digit after the point up to 1000, shares of the limits end at 100 %, and the last
+// line is about the last run.
+TEST_F(ProfiledProgram, IsDescribedByATable) {
+  StepProfile profile(program);
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 3e-6},
+               {.op = 1, .name = "sum", .begin_s = 2e-6, .duration_s = 4e-6},
+               {.op = 2, .name = "add", .begin_s = 8e-6, .duration_s = 1e-6}});
+  const ProfileLimits limits{.flops = 8e6, .copy_bytes = 192e6};
+  EXPECT_EQ(describe_profile(profile, limits),
+            "operation kind                    count     time share Gflop/s   of   GB/s   of\n"
+            "sum_over_ranks                        1   4.0 us 50.0%     0.0  12%    0.0   8%\n"
+            "fill                                  1   3.0 us 37.5%     0.0   0%    0.0   6%\n"
+            "add                                   1   1.0 us 12.5%     0.0  50%    0.1  50%\n"
+            "\n"
+            "9.0 us from first to last, idle 2.0 us of it, at most 2.0 us between operations\n"
+            "  (before add); communication 4.0 us, 3.0 us of it exposed\n");
+  EXPECT_EQ(describe_profile(profile, limits, "fill"),
+            "operation kind                    count     time share Gflop/s   of   GB/s   of\n"
+            "fill                                  1   3.0 us 37.5%     0.0   0%    0.0   6%\n"
+            "\n"
+            "9.0 us from first to last, idle 2.0 us of it, at most 2.0 us between operations\n"
+            "  (before add); communication 4.0 us, 3.0 us of it exposed\n");
+  StepProfile fast(program);
+  fast.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 32e-12},
+            {.op = 2, .name = "add", .begin_s = 32e-12, .duration_s = 96e-12}});
+  EXPECT_EQ(describe_profile(fast, {.flops = 1e12, .copy_bytes = 1e13}),
+            "operation kind                    count     time share Gflop/s   of   GB/s   of\n"
+            "add                                   1   0.0 us 75.0%    41.7   4%   1000  10%\n"
+            "fill                                  1   0.0 us 25.0%     0.0   0%   1000  10%\n"
+            "sum_over_ranks                        1   0.0 ms  0.0%    4000 100%  64000 100%\n"
+            "\n"
+            "0.0 us from first to last, idle 0.0 ms of it, at most 0.0 ms between operations\n");
+}
+
+TEST_F(ProfiledProgram, LimitsAreRaisedAboveAHundredthOfTheTime) {
+  StepProfile profile(program);
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 99},
+               {.op = 2, .name = "add", .begin_s = 99, .duration_s = 1}});
+  EXPECT_DOUBLE_EQ(best_limits({.flops = 0.5, .copy_bytes = 1}, profile).flops, 0.5);
+  EXPECT_DOUBLE_EQ(best_limits({.flops = 0.5, .copy_bytes = 1}, profile).copy_bytes, 1);
+}
+
+TEST_F(ProfiledProgram, TimesOfStepsWithoutGapsOrCommunication) {
+  StepProfile profile(program);
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 2},
+               {.op = -1, .name = "copy", .begin_s = 2, .duration_s = 3},
+               {.op = 2, .name = "add", .begin_s = 2, .duration_s = 1}});
+  const StepTimes times = profile.times();
+  EXPECT_DOUBLE_EQ(times.seconds, 5) << "a copy may end last";
+  EXPECT_DOUBLE_EQ(times.busy_s, 5);
+  EXPECT_DOUBLE_EQ(times.communication_s, 0);
+  EXPECT_DOUBLE_EQ(times.largest_gap_s, 0);
+  EXPECT_EQ(times.after_gap, "");
+  EXPECT_EQ(StepProfile(program).times().seconds, 0);
+}
+
 }  // namespace
 }  // namespace troupe
