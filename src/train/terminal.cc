@@ -163,7 +163,8 @@ std::string block_chart(const std::vector<double>& values, size_t columns) {
 
 std::string format_time_left(double seconds) {
   constexpr double kMinute = 59.5;  // where rounding reaches it
-  return (seconds < kMinute ? fmt::format("{:.0f} s", seconds) : format_duration(seconds)) +
+  return (seconds < kMinute ? fmt::format("{:.0f} s", seconds)
+                            : format_duration(std::round(seconds))) +
          " left";
 }
 

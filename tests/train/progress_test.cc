@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <fcntl.h>
+#include <functional>
 #include <gtest/gtest.h>
 #include <limits>
 #include <regex>
@@ -235,6 +236,151 @@ TEST(FormatTimeLeft, HasWholeSeconds) {
   EXPECT_EQ(format_time_left(0.2), "0 s left");
   EXPECT_EQ(format_time_left(59.4), "59 s left");
   EXPECT_EQ(format_time_left(65), "1 min 05 s left");
+}
+
+RouterMetrics router_of(int32_t layer, std::vector<int64_t> rows) {
+  RouterMetrics router;
+  router.layer = layer;
+  router.rows = std::move(rows);
+  return router;
+}
+
+// What stands after the time of day.
+std::vector<std::string> said_by(const std::function<void(Progress&)>& use,
+                                 ProgressOptions options) {
+  ::testing::internal::CaptureStderr();
+  {
+    Progress progress(options);
+    use(progress);
+  }
+  std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
+  for (std::string& line : lines) line = line.substr(std::min<size_t>(line.size(), 9));
+  return lines;
+}
+
+TEST(Progress, SaysEachNumberOfAStep) {
+  StepMetrics metrics = metrics_of(5, 0.5);
+  metrics.lr = 0.00025;
+  metrics.grad_norm = 1.25;
+  metrics.layers = {router_of(0, {3, 1}), router_of(1, {1, 1})};
+  metrics.step_time_s = 3;
+  metrics.planned_step_time_s = 2;
+  metrics.num_zeros = 0;
+  metrics.params_norm = 7;
+  const auto step = [&](Progress& progress) { progress.step(metrics, /*logged=*/true); };
+  const ProgressOptions options{.last_step = 10, .last_token = 60500, .matmul_limit = 1e12};
+  const std::string numbers =
+      "step  5/10 | loss 2.0000 | perplexity 7.389 | lr 2.50e-04 | grad norm 1.250 | "
+      "imbalance 1.50 | 1.0 k tokens/s | 50% of limit | ";
+  const std::string more = "zeros 0 | params norm 7.000 | ";
+  EXPECT_EQ(said_by(step, options),
+            (std::vector{numbers + "1.50x planned time | " + more + "1 min 00 s left"}));
+  metrics.rooms_lacked = 1;
+  metrics.skipped = true;
+  metrics.step = 10;
+  EXPECT_EQ(said_by(step, options).front().substr(numbers.size()),
+            more + "in rounds | update skipped: gradients too large | done");
+  ProgressOptions quiet = options;
+  quiet.quiet = true;
+  EXPECT_TRUE(said_by(step, quiet).empty());
+}
+
+TEST(Progress, SaysLossesOfEvaluations) {
+  const std::vector<EvaluationResult> results = {{.name = "", .loss = 2}, {.name = "b", .loss = 1}};
+  const auto evaluate = [&](Progress& progress) {
+    progress.evaluation(5, results);
+    progress.test(10, results[1]);
+  };
+  ProgressOptions options{.last_step = 10, .last_token = 1000, .matmul_limit = 1e12};
+  EXPECT_EQ(said_by(evaluate, options),
+            (std::vector<std::string>{
+                "step  5/10 | validation loss 2.0000 nats per token | perplexity 7.389",
+                "step  5/10 | validation loss 1.0000 nats per token | perplexity 2.718 on b",
+                "step 10/10 | test loss 1.0000 nats per token | perplexity 2.718 on b"}));
+  options.quiet = true;
+  EXPECT_TRUE(said_by(evaluate, options).empty());
+}
+
+// The first step counts least: it touches all memory. Then each counts a tenth at least.
+TEST(Progress, TheTimeLeftIsSmoothed) {
+  const auto steps = [](Progress& progress) {
+    for (int64_t step = 1; step <= 30; ++step) {
+      StepMetrics metrics = metrics_of(step, 1);
+      metrics.tokens_per_s = step == 1 ? 10 : step <= 15 ? 100 : 50;
+      progress.step(metrics, step == 1 || step == 2 || step == 15 || step >= 29);
+    }
+  };
+  std::vector<std::string> lines =
+      said_by(steps, {.last_step = 40, .last_token = 4000, .log_interval = 1, .matmul_limit = 1});
+  for (std::string& line : lines) line = line.substr(line.rfind('|') + 2);
+  EXPECT_EQ(lines, (std::vector<std::string>{"6 min 30 s left", "38 s left", "25 s left",
+                                             "19 s left", "18 s left"}));
+}
+
+TEST(IntervalOfLines, AreRoundTimesTheLogInterval) {
+  EXPECT_EQ(interval_of_lines(50, 1), 1);
+  EXPECT_EQ(interval_of_lines(51, 1), 2);
+  EXPECT_EQ(interval_of_lines(102, 1), 5);
+  EXPECT_EQ(interval_of_lines(255, 1), 10);
+  EXPECT_EQ(interval_of_lines(510, 1), 20);
+  EXPECT_EQ(interval_of_lines(1529, 3), 30);
+}
+
+TEST(ExpertLoadChart, IsAsWideAsItMayBe) {
+  StepMetrics metrics;
+  metrics.layers = {router_of(2, {0, 4, 8, 8}), router_of(10, {5, 5, 5, 5})};
+  EXPECT_EQ(expert_load_chart(metrics, 80),
+            "Expert loads of the last step: 4 experts in 2 layers\n"
+            "  layer  2   ▄██  largest/mean 1.60, 1 without tokens\n"
+            "  layer 10  ████  largest/mean 1.00\n"
+            "Worst: layer 2, its busiest expert has 1.60 times the mean load");
+  metrics.layers = {router_of(0, std::vector<int64_t>(64, 1))};
+  const auto blocks = [&](size_t columns) {
+    const std::string text = expert_load_chart(metrics, columns);
+    size_t count = 0;
+    for (size_t at = text.find("█"); at != std::string::npos; at = text.find("█", at + 1)) ++count;
+    return count;
+  };
+  const size_t taken = columns_of("  layer 0    largest/mean 1.00");
+  EXPECT_EQ(blocks(200), 32U);
+  EXPECT_EQ(blocks(taken + 31), 31U);
+  EXPECT_EQ(blocks(taken + 9), 9U);
+  EXPECT_EQ(blocks(taken + 8), 8U);
+  EXPECT_EQ(blocks(taken + 7), 8U) << "at least";
+  EXPECT_EQ(blocks(0), 8U);
+}
+
+TEST(WrapWords, KeepsWordsWhole) {
+  EXPECT_EQ(wrap_words({"--a 1", "--b", "--c"}, 9, 0, 2), "--a 1 --b\n  --c");
+  EXPECT_EQ(wrap_words({"--a 1", "--b"}, 8, 0, 2), "--a 1\n  --b");
+  EXPECT_EQ(wrap_words({"größer", "als"}, 10, 0, 1), "größer als");
+  EXPECT_EQ(wrap_words({"ab", "cd", "ef"}, 6, 3, 1), "   ab\n cd ef");
+  EXPECT_EQ(wrap_words({"toolong", "x"}, 3, 1, 2), " toolong\n  x");
+  EXPECT_EQ(wrap_words({}, 3, 2, 2), "  ");
+}
+
+TEST(WrapText, CountsTheMarginAndWhatStandsOnTheLine) {
+  EXPECT_EQ(wrap_text("  aa bb cc dd", 8, 1), "  aa bb\n   cc dd");
+  EXPECT_EQ(wrap_text("aa  bb cc dd", 8, 2), "aa  bb\n  cc dd");
+  EXPECT_EQ(wrap_text("one two three four", 7, 0), "one two\nthree\nfour");
+  EXPECT_EQ(wrap_text("toolongword next", 6, 2), "toolongword\n  next");
+  EXPECT_EQ(wrap_text("      ", 3, 2), "      ");
+  EXPECT_EQ(wrap_text("größer größer", 6, 0), "größer\ngrößer");
+}
+
+TEST(Counted, HasAnSForAllButOne) {
+  EXPECT_EQ(counted(0, "step"), "0 steps");
+  EXPECT_EQ(counted(1, "step"), "1 step");
+  EXPECT_EQ(counted(2, "step"), "2 steps");
+  EXPECT_EQ(counted(1, "entry", "entries"), "1 entry");
+  EXPECT_EQ(counted(2, "entry", "entries"), "2 entries");
+}
+
+TEST(FormatTimeLeft, MinutesBeginWhereSecondsRoundToOne) {
+  EXPECT_EQ(format_time_left(59.49), "59 s left");
+  EXPECT_EQ(format_time_left(59.5), "1 min 00 s left");
+  EXPECT_EQ(format_time_left(59.94), "1 min 00 s left");
+  EXPECT_EQ(format_time_left(89.6), "1 min 30 s left");
 }
 
 }  // namespace
