@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <gtest/gtest.h>
 #include <string>
+#include <tuple>
 
 #include "support/errors.h"
 #include "support/files.h"
@@ -134,6 +135,62 @@ TEST_F(EvaluationAsSaved, OfAFolderIsAsAsked) {
   EXPECT_EQ(result.split, asked.split);
   EXPECT_EQ(result.micro_batch_size, 2);
   EXPECT_EQ(evaluation_samples(model, result), 8);
+}
+
+// Each of the options by which a model was evaluated, with a value that is no default.
+TEST_F(EvaluationAsSaved, TakesEachOfTheOptions) {
+  saved.eval_iters = 1;
+  saved.reset_attention_mask = true;
+  saved.keep_partial_validation_sample = true;
+  saved.loss_chunk_tokens = 96;
+  saved.moe_dispatch_fwd_dtype = MessageDtype::mxfp8;
+  saved.fp4_format = Fp4Format::e2m1;
+  saved.fp8_format = Fp8Format::e4m3;
+  saved.fp8_recipe = Fp8Recipe::tensorwise;
+  saved.fp8_modules = {"experts"};
+  saved.fp8_amax_history_len = 17;
+  saved.fp8_amax_compute_algo = AmaxChoice::most_recent;
+  saved.fp8_margin = 3;
+  saved.first_last_layers_bf16 = true;
+  saved.num_layers_at_start_in_bf16 = 2;
+  saved.num_layers_at_end_in_bf16 = 4;
+  const auto precision_of = [](const Options& options) {
+    return std::tie(options.fp4_format, options.fp8_format, options.fp8_recipe, options.fp8_modules,
+                    options.fp8_amax_history_len, options.fp8_amax_compute_algo, options.fp8_margin,
+                    options.first_last_layers_bf16, options.num_layers_at_start_in_bf16,
+                    options.num_layers_at_end_in_bf16);
+  };
+  const Options result = options_of(asked);
+  EXPECT_EQ(result.eval_iters, 1);
+  EXPECT_TRUE(result.reset_attention_mask);
+  EXPECT_TRUE(result.keep_partial_validation_sample);
+  EXPECT_EQ(result.loss_chunk_tokens, 96);
+  EXPECT_EQ(result.moe_dispatch_fwd_dtype, saved.moe_dispatch_fwd_dtype);
+  EXPECT_EQ(precision_of(result), precision_of(saved));
+  for (const char* const recipe : {"fp8-format", "fp4-format"}) {
+    asked.given = {recipe};
+    const Options other = options_of(asked);
+    EXPECT_EQ(precision_of(other), precision_of(asked)) << "all of another recipe: " << recipe;
+    EXPECT_EQ(other.loss_chunk_tokens, 96);
+  }
+  asked.given = {"fp8-margin"};
+  EXPECT_EQ(options_of(asked).fp8_margin, asked.fp8_margin);
+  EXPECT_EQ(options_of(asked).fp8_recipe, saved.fp8_recipe);
+}
+
+TEST_F(EvaluationAsSaved, CountsSamplesOfTheBatchesOfItsRanks) {
+  saved.global_batch_size = std::nullopt;
+  saved.ranks = 16;
+  saved.tensor_model_parallel_size = 2;
+  saved.pipeline_model_parallel_size = 2;
+  EXPECT_EQ(evaluation_samples(model, options_of(asked)), 7 * 3 * 4) << "of 4 replicas, 3 each";
+}
+
+TEST_F(LoadedTokenizer, OfAnotherTypeWithoutFilesIsNotReadFromTheFolder) {
+  options.tokenizer_type = "NullTokenizer";
+  options.given.emplace_back("tokenizer-type");
+  options.vocab_size = 77;
+  EXPECT_EQ(found().type, "NullTokenizer");
 }
 
 }  // namespace
