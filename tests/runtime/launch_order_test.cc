@@ -110,5 +110,29 @@ TEST_F(Launches, WhatIsKnownStays) {
   EXPECT_EQ(records[2].op, 1);
 }
 
+// Of kernels that both queues launch, the queue whose next one is nearest to where it was.
+TEST_F(Launches, TheNearestPlaceOfItsQueueIsTaken) {
+  add(Queue::communication);  // 0
+  add(Queue::compute);        // 1
+  add(Queue::compute);        // 2
+  add(Queue::communication);  // 3
+  const std::vector<LaunchRecord> learned = {record("a", 1), record("b", 1), record("x", 2),
+                                             record("c", 0), record("x", 3)};
+  EXPECT_EQ(find(learned, {"a", "b", "x", "c", "x"}), (std::vector<int32_t>{1, 1, 2, 0, 3}));
+  EXPECT_EQ(find(learned, {"c", "x", "a", "b", "x"}), (std::vector<int32_t>{0, 3, 1, 1, 2}));
+}
+
+// The first operation, too, is known by its number.
+TEST_F(Launches, AKnownOperationTakesItsOwnPlace) {
+  add(Queue::compute);        // 0
+  add(Queue::communication);  // 1
+  const std::vector<LaunchRecord> learned = {record("lead", 0), record("x", 0), record("x", 1)};
+  std::vector<LaunchRecord> records = {record("x", 0), record("x", -1), record("x", -1)};
+  LaunchOrder(program, learned).attribute(records);
+  EXPECT_EQ(records[0].op, 0);
+  EXPECT_EQ(records[1].op, 1);
+  EXPECT_EQ(records[2].op, -1);
+}
+
 }  // namespace
 }  // namespace troupe
