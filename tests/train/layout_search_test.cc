@@ -2,6 +2,7 @@
 // the number of threads. What its figures are: tests/cli/plan_search_test.py.
 #include "train/layout_search.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <set>
@@ -323,6 +324,62 @@ TEST_F(LayoutSearchTest, EstimatesCountAtLeastTheState) {
       // Not a layout of this model.
     }
   }
+}
+
+// What a search finds, by the sizes of its layouts: the best, and what stands beside the first.
+std::string text_of(const LayoutSearch& found) {
+  std::string text = fmt::format("{} refused {} too large {} planned {}:", found.choices,
+                                 found.refused, found.too_large, found.planned);
+  for (const FoundLayout& each : found.best) text += " " + text_of_sizes(each.choice) + ",";
+  for (const Alternative& each : found.alternatives) {
+    text += fmt::format(" {} ({}{})", each.name, text_of_sizes(each.choice),
+                        !each.trial        ? " refused"
+                        : each.trial->fits ? ""
+                                           : " too large");
+  }
+  if (found.nearest) text += " nearest " + text_of_sizes(found.nearest->choice);
+  return text;
+}
+
+// Of few choices, what one would have thought of instead: every size of it follows from the best.
+TEST_F(LayoutSearchTest, AlternativesFollowFromTheBest) {
+  const auto found = [&](std::vector<std::string> more, uint64_t memory_bytes = 0) {
+    std::vector<std::string> words = {"--micro-batch-size", "1", "--context-parallel-size", "1",
+                                      "--use-distributed-optimizer"};
+    words.insert(words.end(), more.begin(), more.end());
+    use(words);
+    if (memory_bytes > 0) cluster_.model.memory_bytes = memory_bytes;
+    return text_of(search(1));
+  };
+  const std::vector<std::string> wide = {"--model", "qwen3-30b-a3b",           "--num-layers",
+                                         "4",       "--recompute-granularity", "selective"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = wide;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  EXPECT_EQ(
+      found(with({"--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size", "1"})),
+      "6 refused 0 too large 0 planned 9: TP4 EP8, TP4 EP8, TP4 EP2 ETP4, experts on attention's "
+      "mesh, without folding (TP4 EP2 ETP4) dispatcher alltoall (TP4 EP8)");
+  EXPECT_EQ(
+      found(with({"--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"})),
+      "10 refused 0 too large 0 planned 8: TP2 PP2x2 EP4, TP2 PP2 EP4, TP2 PP2x2 EP2 ETP2, experts "
+      "on attention's mesh, without folding (TP2 PP2x2 EP2 ETP2) dispatcher alltoall (TP2 PP2x2 "
+      "EP4)");
+  EXPECT_EQ(found(with({"--gpus", "16xh100", "--tensor-model-parallel-size", "1"})),
+            "16 refused 0 too large 0 planned 13: PP2x2 EP8, PP2x2 EP8, PP2 EP8, experts across "
+            "nodes (EP16) no pipeline (EP8) dispatcher alltoall (PP2x2 EP8)");
+  EXPECT_EQ(found(with({"--expert-model-parallel-size", "4", "--tensor-model-parallel-size", "1"})),
+            "3 refused 0 too large 0 planned 7: PP2x2 EP4, PP2x2 EP4, PP2 EP4, no pipeline (EP4) "
+            "dispatcher alltoall (PP2x2 EP4)");
+  EXPECT_EQ(found({"--pipeline-model-parallel-size", "2", "--tensor-model-parallel-size", "2"}),
+            "30 refused 0 too large 0 planned 6: TP2 PP2, TP2 PP2, TP2 PP2x2, experts on "
+            "attention's mesh, without folding (TP2 PP2 ETP2) full recompute (TP2 PP2)");
+  EXPECT_EQ(found({"--tensor-model-parallel-size", "2"}, 1000000),
+            "60 refused 0 too large 60 planned 0: nearest TP2 PP4 ETP2");
+  EXPECT_EQ(found(with({"--tensor-model-parallel-size", "1"}), 1500000000),
+            "12 refused 0 too large 12 planned 0: nearest PP4 EP2");
 }
 
 }  // namespace
