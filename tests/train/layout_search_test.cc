@@ -195,6 +195,19 @@ TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
       "Et*2|t*5L");
 }
 
+// A stage of its own for the loss has none of the prediction's layers.
+TEST_F(LayoutSearchTest, TheLossMayStandAlone) {
+  use({"--num-layers", "7", "--mtp-num-layers", "1"});
+  const LayoutSpace space = make_space();
+  UnitCosts costs;
+  costs.layer = 0.001;
+  costs.head = 1;
+  LayoutChoice choice;
+  choice.pp = 2;
+  LayoutEstimator(space, config_, cluster_).seconds(costs, choice);
+  EXPECT_EQ(choice.stages, "Et*7m|L");
+}
+
 // Of two ranks, the first has begun 2 forwards of its 4 layers before its first backward; with two
 // stages of a rank, 2 (P - 1) + (V - 1) P + 1 = 5 of 2 layers each.
 TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
