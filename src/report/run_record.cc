@@ -294,6 +294,7 @@ void name_runs(std::vector<RunRecord>& runs) {
   const auto end_of = [](const RunRecord& run, size_t parts) {
     std::error_code error;
     fs::path path = fs::absolute(run.folder, error).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();  // of "."
     fs::path end;
     for (size_t i = 0; i < parts && path.has_filename(); ++i, path = path.parent_path()) {
       end = end.empty() ? path.filename() : path.filename() / end;
