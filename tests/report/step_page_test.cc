@@ -152,6 +152,7 @@ TEST(StepPage, AColumnOfTheChartStandsForAtLeastOneOperation) {
     EXPECT_EQ(columns.front(), 0);
     EXPECT_EQ(columns[300], 300);
     EXPECT_EQ(shown["peak"]["operation"], 300);
+    EXPECT_EQ(shown["peak"]["values"].size(), 1U) << "it is used nowhere else";
   }
 }
 
