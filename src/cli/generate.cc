@@ -33,15 +33,6 @@ struct Task {
   std::shared_ptr<const RunLayout> layout = {};
 };
 
-// The tokens that the model may see at a time: no more than the text will have, and a multiple of
-// `tp`, among whose ranks they are shared.
-int32_t context_of(const Task& task, const Options& options) {
-  const int64_t text = static_cast<int64_t>(task.prompt.size()) + options.max_new_tokens;
-  const int64_t tp = options.tensor_model_parallel_size;
-  const int64_t most = std::max(tp, task.model.sequence() / tp * tp);
-  return static_cast<int32_t>(std::min(most, (text + tp - 1) / tp * tp));
-}
-
 Task make_task(const Options& options, const ProcessGroup* processes) {
   Task task{.model = find_model(options.load, options.compute_dtype, options.ckpt_step)};
   if (leads(processes) && !task.model.passed_over.empty()) {
@@ -60,7 +51,9 @@ Task make_task(const Options& options, const ProcessGroup* processes) {
     task.prompt.push_back(task.tokenizer->eod());  // the start of a document
   }
   GenerationOptions& generation = task.generation;
-  generation.context = context_of(task, options);
+  const int64_t text = static_cast<int64_t>(task.prompt.size()) + options.max_new_tokens;
+  generation.context =
+      context_of_text(text, task.model.sequence(), options.tensor_model_parallel_size);
   generation.new_tokens = options.max_new_tokens;
   generation.temperature = options.temperature;
   generation.top_k = options.top_k;

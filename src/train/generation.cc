@@ -94,6 +94,11 @@ int32_t sample_token(const std::vector<double>& logits, const GenerationOptions&
   return order.back();
 }
 
+int32_t context_of_text(int64_t text, int32_t sequence, int32_t tp) {
+  const int32_t most = std::max(tp, sequence / tp * tp);
+  return static_cast<int32_t>(std::min<int64_t>(most, (text + tp - 1) / tp * tp));
+}
+
 GenerationPlan plan_generation(const ModelConfig& config, const RankSession& session,
                                int32_t context) {
   GenerationPlan plan;

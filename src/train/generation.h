@@ -24,6 +24,10 @@ struct GenerationOptions {
   int32_t eod = -1;        // ends the text early; -1: never
 };
 
+// The tokens that a model of `sequence` positions sees at a time: no more than a text of `text`
+// tokens will have, and a multiple of `tp`, among whose ranks they are shared.
+int32_t context_of_text(int64_t text, int32_t sequence, int32_t tp);
+
 // What generation runs, before anything is allocated for it.
 struct GenerationPlan {
   InferenceStep step;

@@ -26,6 +26,20 @@ std::vector<int> histogram(const std::vector<double>& logits, const GenerationOp
   return counts;
 }
 
+TEST(TextContext, IsNoMoreThanTheTextAndAMultipleOfTheRanks) {
+  struct Case {
+    int64_t text;
+    int32_t sequence, tp, context;
+  };
+  for (const Case& each :
+       {Case{1, 64, 1, 1}, Case{63, 64, 1, 63}, Case{64, 64, 1, 64}, Case{65, 64, 1, 64},
+        Case{1, 64, 2, 2}, Case{8, 64, 2, 8}, Case{9, 64, 4, 12}, Case{100, 10, 4, 8},
+        Case{7, 10, 4, 8}, Case{5, 2, 3, 3}, Case{int64_t{1} << 40, 64, 2, 64}}) {
+    EXPECT_EQ(context_of_text(each.text, each.sequence, each.tp), each.context)
+        << each.text << " tokens, " << each.sequence << " positions, TP " << each.tp;
+  }
+}
+
 TEST(SampleToken, FollowsTheDistribution) {
   EXPECT_EQ(histogram(kLogits, {}), (std::vector<int>{2048, 512, 1024, 512}));
 }
