@@ -9,9 +9,9 @@ of the project, each with a switch (fault.h), so that it is built once; try.py t
 itself.
 
 Places are drawn evenly among the lines of code of src/**/*.cc: a line, then one of the changes that
-it allows. Left out are lines that guard against our own mistakes (TROUPE_CHECK), reserve memory, compute
-constants of the compiler, or make samples for tests; look through the list afterwards for faults that change nothing
-that can be seen, and leave them out before the first try (--without).
+it allows. Left out are lines that guard against our own mistakes (TROUPE_CHECK), reserve memory,
+compute constants of the compiler, or make samples for tests; look through the list afterwards for
+faults that change nothing that can be seen, and leave them out before the first try (--without).
 
 Usage: plant.py FOLDER [--seed N] [--count N] [--without NUMBER,...] [--within src/ROOM,...]
 Writes the copy to FOLDER, and FOLDER/faults.tsv: number, file:line, the old text, the new one. Needs

@@ -46,12 +46,6 @@ using nlohmann::ordered_json;
 constexpr int kWarmUps = 3;
 constexpr int kRuns = 7;
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Documents of one length, about that of a page of the web.
 constexpr int64_t kDocumentTokens = 512;
 

@@ -55,7 +55,7 @@ ProductRate measure_product(ProgramMeter& meter, DType dtype, int64_t size) {
       },
       [&](const Program&, const StepProfile& profile) {
         const auto n = static_cast<double>(size);
-        rate.flops_per_s = 2 * n * n * n / seconds_of(profile, kLinear.name);
+        rate.flops_per_s = 2 * n * n * n / time_of(profile, kLinear.name).seconds;
       });
   return rate;
 }
@@ -111,17 +111,15 @@ UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, in
       },
       [&](const Program& program, const StepProfile& profile) {
         const auto rate_of = [&](const OpSpec& spec) {
-          const double seconds = seconds_of(profile, spec.name);
-          under_load.ratios.push_back(planned_seconds(program, spec.name, hardware) / seconds);
-          for (const KindTime& kind : profile.kinds()) {
-            if (kind.kind == spec.name) return kind.flops / seconds;
-          }
-          return 0.0;
+          const KindTime time = time_of(profile, spec.name);
+          under_load.ratios.push_back(planned_seconds(program, spec.name, hardware) / time.seconds);
+          return time.flops / time.seconds;
         };
         under_load.attention = {.sequence = sequence,
                                 .flops_per_s = rate_of(kAttention),
                                 .gradient_flops_per_s = rate_of(kAttentionGradient)};
-        under_load.product_flops = products * flops_of_product / seconds_of(profile, kLinear.name);
+        under_load.product_flops =
+            products * flops_of_product / time_of(profile, kLinear.name).seconds;
       });
   return under_load;
 }
@@ -160,7 +158,7 @@ double measure_host_bandwidth(ProgramMeter& meter) {
       },
       [&](const Program&, const StepProfile& profile) {
         const double seconds =
-            seconds_of(profile, kOffload.name) + seconds_of(profile, kReload.name);
+            time_of(profile, kOffload.name).seconds + time_of(profile, kReload.name).seconds;
         bandwidth = 2 * static_cast<double>(kCopiedElements * sizeof(float)) / seconds;
       });
   return bandwidth;

@@ -63,7 +63,7 @@ void add_times(const Program& program, const StepProfile& profile, int32_t ranks
                             .bytes = bytes,
                             .sent_bytes = sent.bytes,
                             .rounds = sent.messages / (ranks - 1),
-                            .seconds = seconds_of(profile, kind) / kRepeats});
+                            .seconds = time_of(profile, kind).seconds / kRepeats});
       break;
     }
   }
@@ -92,12 +92,6 @@ LinkCalibration measure_link(ProgramMeter& meter, RankGroup kind, int32_t ranks,
     done();
   }
   return link;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace

@@ -65,12 +65,14 @@ void ProgramMeter::profile(const std::vector<StateTensor>& tensors, const Emit& 
   see(program, seen);
 }
 
-double seconds_of(const StepProfile& profile, std::string_view kind) {
-  for (const KindTime& time : profile.kinds()) {
-    if (time.kind == kind) return std::max(time.seconds, 1e-9);
+KindTime time_of(const StepProfile& profile, std::string_view kind) {
+  for (KindTime& time : profile.kinds()) {
+    if (time.kind != kind) continue;
+    time.seconds = std::max(time.seconds, 1e-9);
+    return time;
   }
   TROUPE_CHECK(false, "an operation that was run");
-  return 0;
+  return {};
 }
 
 }  // namespace troupe

@@ -42,6 +42,6 @@ class ProgramMeter {
 };
 
 // Of all operations of a kind that was run; at least a nanosecond.
-double seconds_of(const StepProfile& profile, std::string_view kind);
+KindTime time_of(const StepProfile& profile, std::string_view kind);
 
 }  // namespace troupe

@@ -21,12 +21,6 @@
 namespace troupe {
 namespace {
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Calls each(begin, end) for the stretches of time, in s, that the chosen spans cover together.
 // Spans are in the order of their beginnings.
 template <class Choose, class Each>
@@ -52,6 +46,12 @@ double covered_s(const std::vector<WorkSpan>& spans, const Choose& choose) {
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 StepProfile::StepProfile(const Program& program, std::vector<std::string> kernels)
     : program_(program),

@@ -15,6 +15,9 @@
 
 namespace troupe {
 
+// Of at least one value; of an even number, the larger of the two in the middle.
+double median(std::vector<double> values);
+
 struct KindTime {
   std::string kind;    // of operation
   int64_t count = 0;   // of operations of this kind in a step
