@@ -48,10 +48,13 @@ Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   if (shape.documents > 0) starts = builder.input("starts", DType::i32, {rows});
   if (shape.chunks.ranks == 1) {
     const ValueId qkv = builder.input("qkv", dtype, {rows, a.query_row() + a.key_value_row()});
-    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, starts, none}, "out");
+    AttentionAttributes fused = a;
+    fused.key_column = static_cast<int32_t>(a.query_row());
+    const auto forward =
+        builder.emit(kAttention, Attributes(fused), {qkv, qkv, none, starts, none}, "out");
     return {forward[0], forward[1],
-            builder.emit(kAttentionGradient, Attributes(a),
-                         {d_out, qkv, forward[0], forward[1], none, starts}, "d_qkv"),
+            builder.emit(kAttentionGradient, Attributes(fused),
+                         {d_out, qkv, qkv, forward[0], forward[1], none, starts}, "d_qkv"),
             starts};
   }
   const Attributes attributes(ContextAttentionAttributes{a, shape.chunks});

@@ -10,9 +10,24 @@
 namespace troupe {
 namespace {
 
+// This rank's share of the heads, of whole sequences.
+AttentionHeads exchange_for_heads(Builder& builder, const AttentionHeads& heads,
+                                  const ExchangeHeadsAttributes& exchange) {
+  if (heads.are_fused()) {
+    const ValueId rows = sequence_to_heads(builder, heads.queries, exchange, "qkv_by_heads");
+    return {rows, rows};
+  }
+  ExchangeHeadsAttributes queries = exchange;
+  queries.groups = queries.value_dim = 0;
+  ExchangeHeadsAttributes keys = exchange;
+  keys.heads = 0;
+  return {sequence_to_heads(builder, heads.queries, queries, "queries_by_heads"),
+          sequence_to_heads(builder, heads.keys, keys, "keys_by_heads")};
+}
+
 // Attention over whole sequences with this rank's share of the heads.
-ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId qkv,
-                        const AttentionOperands& operands, const AttentionAttributes& attributes,
+ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, const AttentionHeads& heads,
+                        const AttentionExtras& extras, const AttentionAttributes& attributes,
                         const std::string& name) {
   ExchangeHeadsAttributes exchange{.chunks = chunks,
                                    .batch = attributes.batch,
@@ -27,9 +42,8 @@ ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId 
   own.groups /= chunks.ranks;
   own.first_head += chunks.rank * own.heads;
   if (own.all_heads == 0) own.all_heads = attributes.heads;
-  if (operands.sinks.valid()) own.first_sink += chunks.rank * own.heads;
-  const ValueId rows = sequence_to_heads(builder, qkv, exchange, "qkv_by_heads");
-  const ValueId context = attention(builder, rows, operands.step, operands.starts, operands.sinks,
+  if (extras.sinks.valid()) own.first_sink += chunks.rank * own.heads;
+  const ValueId context = attention(builder, exchange_for_heads(builder, heads, exchange), extras,
                                     own, name + "_by_heads");
   exchange.groups = 0;
   exchange.head_dim = attributes.value_size();
@@ -62,24 +76,25 @@ RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows) {
 }
 
 ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                            ValueId qkv, const AttentionOperands& operands,
+                            const AttentionHeads& heads, const AttentionExtras& extras,
                             const AttentionAttributes& attributes, const std::string& name) {
-  const auto& [step, starts, sinks] = operands;
   const SequenceChunks chunks = chunks_of(part);
-  if (chunks.ranks == 1) return attention(builder, qkv, step, starts, sinks, attributes, name);
+  if (chunks.ranks == 1) return attention(builder, heads, extras, attributes, name);
   if (exchange == ContextExchange::a2a) {
-    return attend_by_heads(builder, chunks, qkv, operands, attributes, name);
+    return attend_by_heads(builder, chunks, heads, extras, attributes, name);
   }
-  const SplitColumnsResult rows =
-      split_columns(builder, qkv, {.columns = attributes.query_row()}, "queries");
+  AttentionHeads apart = heads;
+  if (heads.are_fused()) {
+    const SplitColumnsResult rows =
+        split_columns(builder, heads.queries, {.columns = attributes.query_row()}, "queries");
+    apart = {.queries = rows.first, .keys = rows.rest};
+  }
   if (exchange == ContextExchange::p2p) {
-    return ring_attention(builder, rows.first, rows.rest, step, starts, sinks, {attributes, chunks},
-                          name);
+    return ring_attention(builder, apart, extras, {attributes, chunks}, name);
   }
-  const ValueId all = all_gather(builder, rows.rest,
-                                 {.group = RankGroup::cp, .ranks = chunks.ranks}, "keys_of_all");
-  return context_attention(builder, rows.first, all, step, starts, sinks, {attributes, chunks},
-                           name);
+  apart.keys = all_gather(builder, apart.keys, {.group = RankGroup::cp, .ranks = chunks.ranks},
+                          "keys_of_all");
+  return context_attention(builder, apart, extras, {attributes, chunks}, name);
 }
 
 SequenceChunks queries_of_attention(const ModelPart& part, ContextExchange exchange) {

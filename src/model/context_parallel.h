@@ -33,18 +33,11 @@ SequenceChunks chunks_of(const ModelPart& part);
 // its block of the rows when there is sequence parallelism.
 RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows);
 
-// What attention reads beside queries, keys and values; each may be invalid.
-struct AttentionOperands {
-  ValueId step;    // of dropout
-  ValueId starts;  // of documents: of the rows that queries_of_attention() says
-  ValueId sinks;   // of the heads that TP leaves the rank
-};
-
-// Emits the attention of this rank's rows of qkv over whole sequences. `attributes` are those of
-// this rank: its rows of each sequence, the heads that TP leaves it. Returns rows of its query
-// heads.
+// Emits the attention of this rank's rows over whole sequences. `attributes` are those of this
+// rank: its rows of each sequence, the heads that TP leaves it, whose sinks the extras have; their
+// `starts` are of the rows that queries_of_attention() says. Returns rows of its query heads.
 ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                            ValueId qkv, const AttentionOperands& operands,
+                            const AttentionHeads& heads, const AttentionExtras& extras,
                             const AttentionAttributes& attributes, const std::string& name);
 
 // The rows of each sequence whose queries attend on this rank: its own, but with a2a all of them.

@@ -11,7 +11,7 @@
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
 #include "ops/attention/index_topk/index_topk.h"
 #include "ops/attention/join_rotated/join_rotated.h"
-#include "ops/attention/mla_rows/mla_rows.h"
+#include "ops/attention/mla_keys/mla_keys.h"
 #include "ops/attention/rope/rope.h"
 #include "ops/attention/sparse_attention/sparse_attention.h"
 #include "ops/elementwise/activation/activation.h"
@@ -157,8 +157,8 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kLocalExperts,
-    &kMlaRows,
-    &kMlaRowsGradient,
+    &kMlaKeys,
+    &kMlaKeysGradient,
     &kMuonMomentum,
     &kMuonUpdate,
     &kNewtonSchulz,

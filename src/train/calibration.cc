@@ -81,13 +81,14 @@ struct UnderLoad {
 UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, int64_t sequence,
                              const GpuModel& hardware) {
   const bool on_gpu = meter.device() == Device::cuda;
-  const AttentionAttributes a = {
+  AttentionAttributes a = {
       .batch = static_cast<int32_t>((on_gpu ? kTokensOfGpu : kTokens) / sequence),
       .sequence = static_cast<int32_t>(sequence),
       .heads = on_gpu ? 32 : 8,
       .groups = 8,
       .head_dim = on_gpu ? 128 : 64,
       .scale = on_gpu ? 0.088 : 0.125};
+  a.key_column = static_cast<int32_t>(a.query_row());
   const int64_t rows = a.batch * sequence;
   const auto n = static_cast<double>(product.size);
   const double flops_of_product = 2 * n * n * n;
@@ -105,9 +106,9 @@ UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, in
         for (int i = 0; i < products; ++i) linear(builder, values[0], values[1], {}, "y");
         const ValueId qkv = values[2];
         const std::vector<ValueId> out =
-            builder.emit(kAttention, Attributes(a), {qkv, {}, {}, {}}, "out");
+            builder.emit(kAttention, Attributes(a), {qkv, qkv, {}, {}, {}}, "out");
         return builder.emit(kAttentionGradient, Attributes(a),
-                            {values[3], qkv, out[0], out[1], {}, {}}, "d_qkv")[0];
+                            {values[3], qkv, qkv, out[0], out[1], {}, {}}, "d_qkv")[0];
       },
       [&](const Program& program, const StepProfile& profile) {
         const auto rate_of = [&](const OpSpec& spec) {

@@ -243,7 +243,8 @@ inline OpSample attention_sample(const AttentionAttributes& attributes,
             ValueId sinks;
             if (has_sinks)
               sinks = sample.tensor("sinks", {attributes.heads}, {.accumulation = true});
-            sample.result(attention(sample.builder(), qkv, step, starts, sinks, attributes, "out"));
+            sample.result(
+                attention(sample.builder(), {qkv, qkv}, {step, starts, sinks}, attributes, "out"));
           }};
 }
 
@@ -265,7 +266,7 @@ inline OpSample context_attention_sample(const AttentionAttributes& attributes,
               "starts", {rows},
               document_starts(attributes.batch, attributes.sequence, chunks, begins));
         }
-        sample.result(context_attention(sample.builder(), q, kv, {}, starts, {},
+        sample.result(context_attention(sample.builder(), {q, kv}, {.starts = starts},
                                         {attributes, chunks}, "out"));
       }};
 }

@@ -38,8 +38,8 @@ class ToyMixer : public LayerBlock {
     const ValueId qkv = linear(context.builder, rows, context.parameter(w_in_), {}, "toy_qkv");
     const int32_t heads = kHeads / ranks.ranks();
     const ValueId mixed =
-        attend_over_context(context.builder, context.part(), context.options.context_exchange, qkv,
-                            {.step = {}, .starts = context.batch.starts, .sinks = {}},
+        attend_over_context(context.builder, context.part(), context.options.context_exchange,
+                            {qkv, qkv}, {.starts = context.batch.starts},
                             {.batch = context.batch.batch,
                              .sequence = context.batch.sequence,
                              .heads = heads,

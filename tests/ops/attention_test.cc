@@ -142,11 +142,13 @@ std::vector<Numbers> run_attention(const AttentionAttributes& a, const Attention
           starts = sample.integers("starts", {data.rows},
                                    document_starts(a.batch, a.sequence, {}, begins));
         }
-        const auto forward =
-            sample.builder().emit(kAttention, Attributes(a), {qkv, step, starts, {}}, "context");
+        AttentionAttributes fused = a;
+        fused.key_column = static_cast<int32_t>(a.query_row());
+        const auto forward = sample.builder().emit(kAttention, Attributes(fused),
+                                                   {qkv, qkv, step, starts, {}}, "context");
         const auto d_qkv =
-            sample.builder().emit(kAttentionGradient, Attributes(a),
-                                  {d_out, qkv, forward[0], forward[1], step, starts}, "d_qkv");
+            sample.builder().emit(kAttentionGradient, Attributes(fused),
+                                  {d_out, qkv, qkv, forward[0], forward[1], step, starts}, "d_qkv");
         for (const ValueId id : {forward[0], forward[1], d_qkv[0]}) sample.result(id);
       },
       DType::f64, threads);

@@ -128,7 +128,7 @@ KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bo
     const bool drops = attributes.probability > 0;
     const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
     const ValueId starts = documents ? builder.input("starts", DType::i32, {rows}) : ValueId{};
-    attention(builder, qkv, step, starts, /*sinks=*/{}, attributes, "out");
+    attention(builder, {qkv, qkv}, {.step = step, .starts = starts}, attributes, "out");
   });
 }
 
@@ -184,23 +184,25 @@ TEST(KernelChoice, OfContextAttention) {
       .attention = {.batch = 1, .sequence = 64, .heads = 4, .groups = 2, .head_dim = 64},
       .chunks = {.ranks = 2, .rank = 1}};
   const auto variant = [&](bool ring, bool gradient, bool documents) {
-    return std::string(
-        choose(kHopper, [&](Builder& builder) {
-          const DType dtype = DType::bf16;
-          const ValueId q = builder.input("q", dtype, {64, 4 * 64});
-          const ValueId kv = builder.input("kv", dtype, {ring ? 64 : 128, 2 * 128});
-          const bool drops = a.attention.probability > 0;
-          const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
-          const ValueId starts = documents ? builder.input("starts", DType::i32, {64}) : ValueId{};
-          if (!gradient) {
-            (ring ? ring_attention : context_attention)(builder, q, kv, step, starts, {}, a, "out");
-            return;
-          }
-          const ValueId out = builder.input("out", dtype, {64, 4 * 64});
-          const ValueId lse = builder.input("lse", DType::f32, {64, 4});
-          builder.emit(ring ? kRingAttentionGradient : kContextAttentionGradient, Attributes(a),
-                       {out, q, kv, out, lse, step, starts}, "d");
-        }).variant);
+    return std::string(choose(kHopper, [&](Builder& builder) {
+                         const DType dtype = DType::bf16;
+                         const ValueId q = builder.input("q", dtype, {64, 4 * 64});
+                         const ValueId kv = builder.input("kv", dtype, {ring ? 64 : 128, 2 * 128});
+                         const bool drops = a.attention.probability > 0;
+                         const ValueId step =
+                             drops ? builder.input("step", DType::i64, {1}) : ValueId{};
+                         const ValueId starts =
+                             documents ? builder.input("starts", DType::i32, {64}) : ValueId{};
+                         if (!gradient) {
+                           (ring ? ring_attention : context_attention)(
+                               builder, {q, kv}, {.step = step, .starts = starts}, a, "out");
+                           return;
+                         }
+                         const ValueId out = builder.input("out", dtype, {64, 4 * 64});
+                         const ValueId lse = builder.input("lse", DType::f32, {64, 4});
+                         builder.emit(ring ? kRingAttentionGradient : kContextAttentionGradient,
+                                      Attributes(a), {out, q, kv, out, lse, step, starts}, "d");
+                       }).variant);
   };
   for (const bool ring : {false, true}) {
     for (const bool gradient : {false, true}) {

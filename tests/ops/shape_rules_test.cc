@@ -51,9 +51,10 @@ TEST_F(ShapeRulesDeathTest, SinksAreThereForEachHead) {
   const AttentionAttributes attributes{
       .batch = 1, .sequence = 3, .heads = 2, .groups = 1, .head_dim = 4, .first_sink = 2};
   const ValueId qkv = builder.input("qkv", DType::f32, {3, 16});
-  attention(builder, qkv, {}, {}, builder.input("sinks", DType::f32, {4}), attributes, "y");
+  attention(builder, {qkv, qkv}, {.sinks = builder.input("sinks", DType::f32, {4})}, attributes,
+            "y");
   const ValueId fewer = builder.input("fewer", DType::f32, {3});
-  EXPECT_DEATH(attention(builder, qkv, {}, {}, fewer, attributes, "y"), "sinks fewer");
+  EXPECT_DEATH(attention(builder, {qkv, qkv}, {.sinks = fewer}, attributes, "y"), "sinks fewer");
 }
 
 // The tokens of a rank are [first_token, first_token + T) of sequences * sequence_tokens.

@@ -77,8 +77,8 @@ TEST(ContextAttentionWorkspace, OnlyTheRingHasKeysThatTravel) {
   const ValueId q = builder.input("q", DType::f32, {48, 20});
   const ValueId own = builder.input("own", DType::f32, {48, 20});
   const ValueId all = builder.input("all", DType::f32, {96, 20});
-  context_attention(builder, q, all, {}, {}, {}, attributes, "gathered");
-  ring_attention(builder, q, own, {}, {}, {}, attributes, "ring");
+  context_attention(builder, {q, all}, {}, attributes, "gathered");
+  ring_attention(builder, {q, own}, {}, attributes, "ring");
   const auto workspace = [&](int32_t op) {
     return program.value(program.op(op).workspace).bytes();
   };
@@ -127,6 +127,8 @@ std::vector<ContextCase> cases() {
       all.push_back({"documents" + on, ranks, small, dtype, documents});
       all.push_back({"documents_grouped" + on, ranks, grouped, dtype, some_documents});
       all.push_back({"documents_dropout" + on, ranks, dropout, dtype, documents});
+      all.push_back({"own_queries" + on, ranks, small_values, dtype, {}, true});
+      all.push_back({"own_queries_documents" + on, ranks, grouped, dtype, documents, true});
     }
     all.push_back({"wide" + suffix, 2, wide, dtype});
     all.push_back({"wide_on_8" + suffix, 8, wide, dtype});

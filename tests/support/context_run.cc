@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "comm/thread_group.h"
 #include "ops/attention/attention/document_starts.h"
+#include "ops/elementwise/split_columns/split_columns.h"
 #include "parallel/rank_communicators.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
@@ -70,8 +71,13 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     if (!c.begins.empty()) {
       starts = builder.input("starts", DType::i32, {static_cast<int64_t>(of_queries.size())});
     }
-    const ValueId out = attend_over_context(
-        builder, part, exchange, qkv, {.step = step, .starts = starts, .sinks = {}}, own, "out");
+    AttentionHeads heads{.queries = qkv, .keys = qkv};
+    if (c.own_queries) {
+      const auto apart = split_columns(builder, qkv, {.columns = whole.query_row()}, "apart");
+      heads = {.queries = apart.first, .keys = apart.rest};
+    }
+    const ValueId out = attend_over_context(builder, part, exchange, heads,
+                                            {.step = step, .starts = starts}, own, "out");
     program.add_result(out);
     MainGradients main_gradients(*table);
     const std::vector<GradientSeed> seeds = {{out, d_out}};

@@ -17,6 +17,7 @@ struct ContextCase {
   AttentionAttributes whole;  // of one rank
   DType dtype = DType::f64;
   std::vector<int64_t> begins = {};  // rows at which a document begins; empty: none is cut
+  bool own_queries = false;          // queries lie in a tensor of their own
 };
 
 struct ContextOutcome {

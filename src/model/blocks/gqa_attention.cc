@@ -185,7 +185,7 @@ ValueId GqaAttention::build_core(const BlockContext& context, ValueId rotated) c
     sinks = fill(context.builder, 0, wide, {heads.queries}, "zero_sinks");
   }
   return attend_over_context(context.builder, context.part(), context.options.context_exchange,
-                             rotated,
+                             {rotated, rotated},
                              {.step = dropped > 0 ? context.options.step : ValueId{},
                               .starts = context.batch.starts,
                               .sinks = sinks},

@@ -8,7 +8,8 @@
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
 #include "ops/attention/attention/attention.h"
-#include "ops/attention/mla_rows/mla_rows.h"
+#include "ops/attention/mla_keys/mla_keys.h"
+#include "ops/attention/rope/rope.h"
 #include "ops/elementwise/split_columns/split_columns.h"
 #include "ops/norms/rms_norm/rms_norm.h"
 #include "ops/products/linear/linear.h"
@@ -88,9 +89,9 @@ void MlaAttention::build_tables(Builder& builder, const ModelPart& part, int32_t
 }
 
 ValueId MlaAttention::build(const BlockContext& context, ValueId input) const {
-  const ValueId rows = build_rows(context, input);
+  const AttentionHeads heads = build_heads(context, input);
   context.builder.place.module = &kCoreAttentionModule;
-  return build_out(context, build_core(context, rows));
+  return build_out(context, build_core(context, heads));
 }
 
 ValueId MlaAttention::build_out(const BlockContext& context, ValueId attended) const {
@@ -142,48 +143,54 @@ ValueId MlaAttention::rope_table_of(const BlockContext& context) const {
                              accumulation_dtype(context.state.dtype));
 }
 
-ValueId MlaAttention::build_rows(const BlockContext& context, ValueId input) const {
+AttentionHeads MlaAttention::build_heads(const BlockContext& context, ValueId input) const {
   Builder& builder = context.builder;
   const Latents latents = build_latents(context, input);
   builder.place.module = &kMlaUpProjectionModule;
-  MlaRowsInputs inputs;
-  inputs.shared_key = latents.shared_key;
-  inputs.queries = build_queries(context, latents);
-  inputs.key_values =
+  const ValueId rope_table = rope_table_of(context);
+  const int32_t heads = spec_.heads / TensorParallel(builder, context.part()).ranks();
+  const ValueId queries = rope(builder, build_queries(context, latents), rope_table,
+                               {.heads = heads,
+                                .head_dim = spec_.key_dim(),
+                                .rotary_dim = spec_.rotary_dim,
+                                .first = spec_.plain_dim,
+                                .interleaved = spec_.rotary_interleaved,
+                                .sequence = context.batch.sequence},
+                               "queries_rotated");
+  const ValueId projected =
       linear(builder, latents.key, context.parameter(w_kv_up_), {}, "keys_and_values");
-  inputs.table = rope_table_of(context);
-  return mla_rows(builder, inputs,
-                  {.heads = spec_.heads / TensorParallel(builder, context.part()).ranks(),
-                   .plain_dim = spec_.plain_dim,
-                   .rotary_dim = spec_.rotary_dim,
-                   .value_dim = spec_.value_dim,
-                   .sequence = context.batch.sequence,
-                   .interleaved = spec_.rotary_interleaved},
-                  "qkv_rows");
+  const ValueId keys = mla_keys(
+      builder, {.key_values = projected, .shared_key = latents.shared_key, .table = rope_table},
+      {.heads = heads,
+       .plain_dim = spec_.plain_dim,
+       .rotary_dim = spec_.rotary_dim,
+       .value_dim = spec_.value_dim,
+       .sequence = context.batch.sequence,
+       .interleaved = spec_.rotary_interleaved},
+      "key_rows");
+  return {.queries = queries, .keys = keys};
 }
 
-ValueId MlaAttention::build_core(const BlockContext& context, ValueId rows) const {
+ValueId MlaAttention::build_core(const BlockContext& context, const AttentionHeads& rows) const {
   const TensorParallel tensor_parallel(context.builder, context.part());
   const int32_t heads = spec_.heads / tensor_parallel.ranks();
   const double dropped = context.options.training ? spec_.dropout : 0;
-  return attend_over_context(context.builder, context.part(), context.options.context_exchange,
-                             rows,
-                             {.step = dropped > 0 ? context.options.step : ValueId{},
-                              .starts = context.batch.starts,
-                              .sinks = {}},
-                             {.batch = context.batch.batch,
-                              .sequence = context.batch.sequence,
-                              .heads = heads,
-                              .groups = heads,
-                              .head_dim = spec_.key_dim(),
-                              .value_dim = spec_.value_dim,
-                              .scale = spec_.scale,
-                              .substream = substream(context, RandomPlace::attention_dropout),
-                              .seed = context.options.seed,
-                              .probability = dropped,
-                              .first_head = tensor_parallel.rank() * heads,
-                              .all_heads = tensor_parallel.ranks() > 1 ? spec_.heads : 0},
-                             "context");
+  return attend_over_context(
+      context.builder, context.part(), context.options.context_exchange, rows,
+      {.step = dropped > 0 ? context.options.step : ValueId{}, .starts = context.batch.starts},
+      {.batch = context.batch.batch,
+       .sequence = context.batch.sequence,
+       .heads = heads,
+       .groups = heads,
+       .head_dim = spec_.key_dim(),
+       .value_dim = spec_.value_dim,
+       .scale = spec_.scale,
+       .substream = substream(context, RandomPlace::attention_dropout),
+       .seed = context.options.seed,
+       .probability = dropped,
+       .first_head = tensor_parallel.rank() * heads,
+       .all_heads = tensor_parallel.ranks() > 1 ? spec_.heads : 0},
+      "context");
 }
 
 double MlaAttention::projection_flops() const {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "model/layer_block.h"
+#include "ops/attention/attention/attention.h"
 #include "program/module.h"
 
 namespace troupe {
@@ -20,8 +21,8 @@ namespace troupe {
 // The latents: all products that read the input, and norms.
 inline constexpr ModuleSpec kMlaLatentModule{.offload = "qkv_linear",
                                              .products = ProductGroup::attention};
-// The products that make queries, keys and values of the latents, and the rows put together of
-// these: what attention keeps is made again of the latents.
+// The products that make queries, keys and values of the latents, and the rows of keys and values
+// put together of these: what attention keeps is made again of the latents.
 inline constexpr ModuleSpec kMlaUpProjectionModule{
     .recompute = "mla_up_proj", .products = ProductGroup::attention, .discards_outputs = true};
 
@@ -84,8 +85,8 @@ class MlaAttention : public LayerBlock {
   RopeTableAttributes table(const ModelPart& part, int32_t rows) const;
   ValueId build_latent_norm(const BlockContext& context, ValueId latent, ParameterId gain,
                             const std::string& name) const;
-  ValueId build_rows(const BlockContext& context, ValueId input) const;
-  ValueId build_core(const BlockContext& context, ValueId rows) const;
+  AttentionHeads build_heads(const BlockContext& context, ValueId input) const;
+  ValueId build_core(const BlockContext& context, const AttentionHeads& rows) const;
 
   const MlaSpec spec_;
   ParameterId w_q_;       // without a latent of queries,

@@ -19,8 +19,18 @@ CudaKernel attention_gradient_cuda_kernel(const OpView& op, AttentionVariant var
 
 namespace {
 
-Shape attention_qkv_shape(const AttentionAttributes& a) {
-  return {int64_t{a.batch} * a.sequence, a.query_row() + a.key_value_row()};
+int64_t attention_rows_of(const AttentionAttributes& a) {
+  return int64_t{a.batch} * a.sequence;
+}
+
+// Of the tensor of the queries: of one that has the keys and values, too, where they are fused.
+Shape attention_query_shape(const AttentionAttributes& a) {
+  return {attention_rows_of(a),
+          a.key_column == 0 ? a.query_row() : a.query_row() + a.key_value_row()};
+}
+
+Shape attention_key_shape(const AttentionAttributes& a) {
+  return {attention_rows_of(a), a.key_column + a.key_value_row()};
 }
 
 Shape attention_out_shape(const AttentionAttributes& a) {
@@ -31,15 +41,24 @@ Shape attention_lse_shape(const AttentionAttributes& a) {
   return {int64_t{a.batch} * a.sequence, int64_t{a.heads}};
 }
 
-void check_attention_qkv(const AttentionAttributes& a, const Value& qkv) {
+void check_attention_heads(const InferContext& context, int queries, int keys) {
+  const auto& a = context.attributes<AttentionAttributes>();
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
                    a.heads % a.groups == 0 && a.head_dim >= 1 && a.value_dim >= 0 &&
                    a.window >= 0 && a.first_head >= 0 &&
                    (a.all_heads == 0 ? a.first_head == 0 : a.first_head + a.heads <= a.all_heads),
                "attention: attributes");
-  TROUPE_CHECK(is_float(qkv.dtype) && qkv.shape == attention_qkv_shape(a) && !qkv.rows.valid(),
-               "attention: qkv " + qkv.shape.to_string() + ", expected " +
-                   attention_qkv_shape(a).to_string());
+  const bool fused = context.input_id(queries) == context.input_id(keys);
+  TROUPE_CHECK(a.key_column == (fused ? a.query_row() : 0),
+               "attention: keys do not begin where the queries end");
+  const Value& q = context.input(queries);
+  const Value& kv = context.input(keys);
+  TROUPE_CHECK(
+      is_float(q.dtype) && q.shape == attention_query_shape(a) && !q.rows.valid(),
+      "attention: q " + q.shape.to_string() + ", expected " + attention_query_shape(a).to_string());
+  TROUPE_CHECK(
+      kv.dtype == q.dtype && kv.shape == attention_key_shape(a) && !kv.rows.valid(),
+      "attention: kv " + kv.shape.to_string() + ", expected " + attention_key_shape(a).to_string());
 }
 
 void check_attention_step(const AttentionAttributes& a, const InferContext& context, int input) {
@@ -52,36 +71,35 @@ void check_attention_step(const AttentionAttributes& a, const InferContext& cont
 }
 
 void check_attention_starts(const AttentionAttributes& a, const InferContext& context, int input) {
-  TROUPE_CHECK(!context.has_input(input) ||
-                   (context.input(input).dtype == DType::i32 &&
-                    context.input(input).shape == Shape({attention_qkv_shape(a)[0]})),
-               "attention: starts are not i32, one for each row");
+  TROUPE_CHECK(
+      !context.has_input(input) || (context.input(input).dtype == DType::i32 &&
+                                    context.input(input).shape == Shape({attention_rows_of(a)})),
+      "attention: starts are not i32, one for each row");
 }
 
 void infer_attention(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 4, "attention: takes qkv, step, starts and sinks");
+  TROUPE_CHECK(context.input_count() == 5, "attention: takes q, kv, step, starts and sinks");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const DType dtype = context.input(0).dtype;
-  check_attention_step(attributes, context, 1);
-  check_attention_starts(attributes, context, 2);
-  check_attention_sinks(context, 3, attributes.heads, attributes.first_sink);
-  check_attention_qkv(attributes, context.input(0));
+  check_attention_heads(context, 0, 1);
+  check_attention_step(attributes, context, 2);
+  check_attention_starts(attributes, context, 3);
+  check_attention_sinks(context, 4, attributes.heads, attributes.first_sink);
   context.output("", dtype, attention_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype), attention_lse_shape(attributes));
 }
 
 void infer_attention_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 6,
-               "attention_gradient: takes d_out, qkv, out, lse, step and starts");
+  TROUPE_CHECK(context.input_count() == 7,
+               "attention_gradient: takes d_out, q, kv, out, lse, step and starts");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const Value& d_out = context.input(0);
-  const Value& qkv = context.input(1);
-  const Value& out = context.input(2);
-  const Value& lse = context.input(3);
-  const DType dtype = qkv.dtype;
-  check_attention_qkv(attributes, qkv);
-  check_attention_step(attributes, context, 4);
-  check_attention_starts(attributes, context, 5);
+  const Value& out = context.input(3);
+  const Value& lse = context.input(4);
+  const DType dtype = context.input(1).dtype;
+  check_attention_heads(context, 1, 2);
+  check_attention_step(attributes, context, 5);
+  check_attention_starts(attributes, context, 6);
   TROUPE_CHECK(
       d_out.dtype == dtype && d_out.shape == attention_out_shape(attributes) &&
           out.dtype == dtype && out.shape == attention_out_shape(attributes),
@@ -89,22 +107,27 @@ void infer_attention_gradient(InferContext& context) {
   TROUPE_CHECK(
       lse.dtype == accumulation_dtype(dtype) && lse.shape == attention_lse_shape(attributes),
       "attention_gradient: lse " + lse.shape.to_string());
-  context.output("", dtype, qkv.shape);
+  context.output("", dtype, attention_query_shape(attributes));
+  if (attributes.key_column == 0) context.output("kv", dtype, attention_key_shape(attributes));
 }
 
 void differentiate_attention(DerivativeContext& context) {
   TROUPE_CHECK(!context.output_gradient(1).valid(), "attention: no gradient flows through lse");
   const auto& attributes = context.attributes<AttentionAttributes>();
-  differentiate_attention_sinks(context, 3,
+  differentiate_attention_sinks(context, 4,
                                 {.heads = attributes.heads,
                                  .value_dim = attributes.value_size(),
                                  .first_sink = attributes.first_sink});
-  if (!context.wants(0)) return;
-  context.add_gradient(
-      0, context.builder().emit(kAttentionGradient, Attributes(attributes),
-                                {context.output_gradient(0), context.input(0), context.output(0),
-                                 context.output(1), context.input(1), context.input(2)},
-                                "d_" + context.input_name(0))[0]);
+  if (!context.wants(0) && !context.wants(1)) return;
+  const auto gradients = context.builder().emit(
+      kAttentionGradient, Attributes(attributes),
+      {context.output_gradient(0), context.input(0), context.input(1), context.output(0),
+       context.output(1), context.input(2), context.input(3)},
+      "d_" + context.input_name(0));
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const int input = static_cast<int>(i);
+    if (context.wants(input)) context.add_gradient(input, gradients[i]);
+  }
 }
 
 // Pairs of query and visible key, over all sequences and query heads. Where documents end is not
@@ -117,23 +140,31 @@ double attention_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
 }
 
+// Of the rows of queries, keys and values, `first` the queries' tensor among the inputs.
+double attention_head_bytes(const OpView& op, int first) {
+  const double queries = attention_bytes(op.input(first));
+  const bool fused = op.attributes<AttentionAttributes>().key_column > 0;
+  return fused ? queries : queries + attention_bytes(op.input(first + 1));
+}
+
 // Two products over the visible pairs; the softmax is not counted.
 Cost cost_attention(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
   return product_cost(
       2 * visible_pairs(attributes) * (attributes.head_dim + attributes.value_size()),
       op.input(0).dtype,
-      attention_bytes(op.input(0)) + attention_bytes(op.output(0)) + attention_bytes(op.output(1)));
+      attention_head_bytes(op, 0) + attention_bytes(op.output(0)) + attention_bytes(op.output(1)));
 }
 
-// Five products over the visible pairs, three of them with queries or keys.
+// Five products over the visible pairs, three of them with queries or keys. What is read of q and
+// kv is written of their gradients.
 Cost cost_attention_gradient(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
   return product_cost(
       2 * visible_pairs(attributes) * (3 * attributes.head_dim + 2 * attributes.value_size()),
       op.input(1).dtype,
-      attention_bytes(op.input(0)) + attention_bytes(op.input(1)) + attention_bytes(op.input(2)) +
-          attention_bytes(op.input(3)) + attention_bytes(op.output(0)));
+      attention_bytes(op.input(0)) + 2 * attention_head_bytes(op, 1) +
+          attention_bytes(op.input(3)) + attention_bytes(op.input(4)));
 }
 
 uint64_t scratch_attention(const OpView& op) {
@@ -157,14 +188,14 @@ AttentionShape gpu_attention_shape(const OpView& op, int starts) {
 }
 
 KernelChoice choose_attention_forward(const OpView& op, const DeviceTraits& device) {
-  const AttentionShape shape = gpu_attention_shape(op, 2);
+  const AttentionShape shape = gpu_attention_shape(op, 3);
   const AttentionVariant variant = forward_attention_variant(shape, device);
   return choose_attention(op, device, shape, variant, TROUPE_CUDA(attention_cuda_kernel),
                           attention_call_scratch_bytes(shape, variant));
 }
 
 KernelChoice choose_attention_gradient(const OpView& op, const DeviceTraits& device) {
-  const AttentionShape shape = gpu_attention_shape(op, 5);
+  const AttentionShape shape = gpu_attention_shape(op, 6);
   const AttentionVariant variant = gradient_attention_variant(shape, device);
   return choose_attention(op, device, shape, variant, TROUPE_CUDA(attention_gradient_cuda_kernel),
                           attention_gradient_call_scratch_bytes(shape, variant));
@@ -177,6 +208,7 @@ std::string print_attention(const Attributes& attributes) {
                   a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
   if (a.first_sink > 0) text += fmt::format(" first_sink={}", a.first_sink);
   if (a.value_dim > 0) text += fmt::format(" value_dim={}", a.value_dim);
+  if (a.key_column > 0) text += fmt::format(" key_column={}", a.key_column);
   if (a.probability > 0) {
     text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
     if (a.all_heads > 0) text += fmt::format(" first_head={} of={}", a.first_head, a.all_heads);
@@ -187,45 +219,61 @@ std::string print_attention(const Attributes& attributes) {
 std::vector<OpSample> samples_attention() {
   // The rows of the micro-batch at which a document begins; empty: sequences are not cut.
   using Begins = std::vector<int64_t>;
-  const auto attend = [](SampleBuilder& sample, ValueId qkv, const AttentionAttributes& attributes,
-                         const Begins& begins, int64_t sink_count = 0) {
+  const auto attend = [](SampleBuilder& sample, const AttentionHeads& heads,
+                         AttentionAttributes attributes, const Begins& begins,
+                         int64_t sink_count = 0) {
     const ValueId step =
         attributes.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
     ValueId starts;
     if (!begins.empty()) {
       const auto of_rows = document_starts(attributes.batch, attributes.sequence, {}, begins);
-      starts = sample.integers("starts", {attention_qkv_shape(attributes)[0]}, of_rows);
+      starts = sample.integers("starts", {attention_rows_of(attributes)}, of_rows);
     }
     ValueId sinks;
     if (sink_count > 0) sinks = sample.tensor("sinks", {sink_count}, {.accumulation = true});
-    const auto outputs = sample.builder().emit(kAttention, Attributes(attributes),
-                                               {qkv, step, starts, sinks}, "out");
+    if (heads.are_fused()) attributes.key_column = static_cast<int32_t>(attributes.query_row());
+    const auto outputs =
+        sample.builder().emit(kAttention, Attributes(attributes),
+                              {heads.queries, heads.keys, step, starts, sinks}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
+  const auto fused_shape = [](const AttentionAttributes& a) {
+    return Shape({attention_rows_of(a), a.query_row() + a.key_value_row()});
+  };
   const auto with = [=](const AttentionAttributes& attributes, const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
-      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes, begins);
+      const ValueId qkv = sample.tensor("qkv", fused_shape(attributes));
+      attend(sample, {qkv, qkv}, attributes, begins);
+    };
+  };
+  // Queries with a tensor of their own.
+  const auto with_own_queries = [=](const AttentionAttributes& attributes,
+                                    const Begins& begins = {}) {
+    return [=](SampleBuilder& sample) {
+      const ValueId q = sample.tensor("q", attention_query_shape(attributes));
+      const ValueId kv = sample.tensor("kv", attention_key_shape(attributes));
+      attend(sample, {q, kv}, attributes, begins);
     };
   };
   // For larger sizes: a projection of constants, so that there are few elements to differentiate.
   const auto with_projection = [=](const AttentionAttributes& attributes,
                                    const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
-      const Shape shape = attention_qkv_shape(attributes);
+      const Shape shape = fused_shape(attributes);
       SampleBuilder::Options constant;
       constant.differentiable = false;
       const ValueId x = sample.tensor("x", {shape[0], 2}, constant);
       const ValueId weight = sample.tensor("weight", {shape[1], 2});
-      attend(sample, linear(sample.builder(), x, weight, LinearOptions(), "qkv"), attributes,
-             begins);
+      const ValueId qkv = linear(sample.builder(), x, weight, LinearOptions(), "qkv");
+      attend(sample, {qkv, qkv}, attributes, begins);
     };
   };
   const auto with_sinks = [=](const AttentionAttributes& attributes, int64_t sink_count,
                               const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
-      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes, begins,
-             sink_count);
+      const ValueId qkv = sample.tensor("qkv", fused_shape(attributes));
+      attend(sample, {qkv, qkv}, attributes, begins, sink_count);
     };
   };
   const AttentionAttributes packed{
@@ -250,6 +298,16 @@ std::vector<OpSample> samples_attention() {
                                .value_dim = 3,
                                .scale = 0.45,
                                .window = 6})},
+      {"own_queries", with_own_queries({.batch = 2,
+                                        .sequence = 9,
+                                        .heads = 4,
+                                        .groups = 4,
+                                        .head_dim = 5,
+                                        .value_dim = 3,
+                                        .scale = 0.45})},
+      {"own_queries_grouped",
+       with_own_queries({.batch = 2, .sequence = 7, .heads = 4, .groups = 2, .head_dim = 8},
+                        {3, 9})},
       {"larger_values",
        with({.sequence = 7, .heads = 2, .groups = 2, .head_dim = 2, .value_dim = 5, .scale = 0.6})},
       {"several_blocks_smaller_values", with_projection({.batch = 2,
@@ -360,9 +418,12 @@ std::vector<OpSample> samples_attention() {
 
 }  // namespace
 
-ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts, ValueId sinks,
-                  const AttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kAttention, Attributes(attributes), {qkv, step, starts, sinks}, name)[0];
+ValueId attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
+                  AttentionAttributes attributes, const std::string& name) {
+  attributes.key_column = heads.are_fused() ? static_cast<int32_t>(attributes.query_row()) : 0;
+  return builder.emit(kAttention, Attributes(attributes),
+                      {heads.queries, heads.keys, extras.step, extras.starts, extras.sinks},
+                      name)[0];
 }
 
 const OpSpec kAttention{.name = "attention",

@@ -1,10 +1,12 @@
-// Causal softmax attention with grouped queries, over a fused projection.
+// Causal softmax attention with grouped queries.
 //
-// Each row of qkv belongs to one token (rows are batch-major: row = b S + s) and holds H query
-// heads and then G key heads of d elements each, then G value heads of e elements each (mostly e =
-// d; not in multi-latent attention). Query head h attends with group g = h / (H / G). For query i
-// and key j of the same sequence, j is visible from i when j <= i, with a sliding window w > 0 also
-// j > i - w, and with `starts` also j >= starts[i] (ops/attention/attention/attention_mask.h):
+// A row belongs to one token (rows are batch-major: row = b S + s). It has H query heads of d
+// elements; and G key heads of d elements, then G value heads of e elements (mostly e = d; not in
+// multi-latent attention). Both are operand views, columns of a tensor's rows: queries, keys and
+// values are the columns of one fused projection, or queries have a tensor of their own. Query head
+// h attends with group g = h / (H / G). For query i and key j of the same sequence, j is visible
+// from i when j <= i, with a sliding window w > 0 also j > i - w, and with `starts` also
+// j >= starts[i] (ops/attention/attention/attention_mask.h):
 //
 //   score[i, j] = scale q_i . k_j                    (j visible from i)
 //   lse_i = log sum over j of exp(score[i, j]),  p[i, j] = exp(score[i, j] - lse_i)
@@ -28,18 +30,22 @@
 // "FlashAttention", 2022), so that no memory grows with the square of S. Everything between the
 // operands is in the accumulation type.
 //
-// qkv [B S, (H + G) d + G e] and out [B S, H e] have the compute dtype; lse [B S, H] has the
+// q [B S, H d], kv [B S, G (d + e)] and out [B S, H e] have the compute dtype; lse [B S, H] has the
 // accumulation dtype; step is i64 [1], present exactly when r > 0; starts is i32 [B S], the
 // position in its sequence at which the document of each query begins. Nothing is ragged; no
 // gradient flows through lse.
+//
+// Where q and kv are the same tensor, its rows are [B S, H d + G (d + e)], and so is the one
+// gradient of both.
 //
 // With `sinks`, numbers in the accumulation dtype of which head h has number first_sink + h, each
 // query also has the probability exp(sink - lse) for nothing, and lse counts the sink with the keys
 // (ops/attention/attention_sinks/attention_sinks.h).
 //
 // Kinds
-//   attention          (qkv, step optional, starts optional, sinks optional)  -> out, lse
-//   attention_gradient (d_out, qkv, out, lse, step optional, starts optional) -> d_qkv
+//   attention          (q, kv, step optional, starts optional, sinks optional)  -> out, lse
+//   attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
+//                                            -> d_q, d_kv; or -> d_qkv, where they are one tensor
 #pragma once
 
 #include <cstdint>
@@ -67,6 +73,8 @@ struct AttentionAttributes {
   int32_t first_head = 0;
   int32_t all_heads = 0;
   int32_t first_sink = 0;  // of the first head, among the sinks
+  // Elements of a row before the first key head: 0, or those of the queries in the same row.
+  int32_t key_column = 0;
 
   constexpr int32_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   // Elements of a row: of all queries; of all keys and values; of the result.
@@ -86,11 +94,26 @@ const A* sink_of(const A* sinks, const AttentionAttributes& attributes, int64_t 
   return sinks == nullptr ? nullptr : sinks + attributes.first_sink + head;
 }
 
-// Emits the attention of `qkv` and returns out [B S, H e]; lse is the operation's second output.
-// `step` is valid exactly when there is dropout, `starts` when sequences hold several documents,
-// `sinks` when heads have sinks.
-ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts, ValueId sinks,
-                  const AttentionAttributes& attributes, const std::string& name);
+// The heads that attend: those of queries are the first elements of a row of `queries`, those of
+// keys and values a row of `keys`, or what follows the queries where both are the same tensor.
+struct AttentionHeads {
+  ValueId queries;
+  ValueId keys;
+
+  bool are_fused() const { return queries == keys; }
+};
+
+// What attention reads beside them; each may be invalid.
+struct AttentionExtras {
+  ValueId step = {};    // exactly when there is dropout
+  ValueId starts = {};  // of the documents in each sequence
+  ValueId sinks = {};   // of the heads
+};
+
+// Emits the attention and returns out [B S, H e]; lse is the operation's second output. Sets
+// attributes.key_column.
+ValueId attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
+                  AttentionAttributes attributes, const std::string& name);
 
 extern const OpSpec kAttention;
 extern const OpSpec kAttentionGradient;

@@ -18,18 +18,20 @@ struct AttentionSizes {
         value_dim(a.value_size()),
         block(std::min<int64_t>(kAttentionBlock, a.sequence)),
         blocks((a.sequence + block - 1) / block),
-        qkv_stride(a.query_row() + a.key_value_row()),
+        query_stride(a.query_row() + (a.key_column == 0 ? 0 : a.key_value_row())),
+        key_stride(a.key_column + a.key_value_row()),
+        key_column(a.key_column),
         out_stride(a.out_row()) {}
 
   int64_t batch, sequence, heads, groups, head_dim, value_dim;
   int64_t block, blocks;
-  int64_t qkv_stride, out_stride;
+  int64_t query_stride, key_stride, key_column, out_stride;
 
   int64_t group_of(int64_t head) const { return head / (heads / groups); }
-  // Offsets of the heads in a row of qkv.
+  // Offsets of the heads in a row of q, and of kv.
   int64_t query(int64_t head) const { return head * head_dim; }
-  int64_t key(int64_t group) const { return (heads + group) * head_dim; }
-  int64_t value(int64_t group) const { return (heads + groups) * head_dim + group * value_dim; }
+  int64_t key(int64_t group) const { return key_column + group * head_dim; }
+  int64_t value(int64_t group) const { return key(groups) + group * value_dim; }
 
   AttentionBlock block_at(int64_t number) const {
     const int64_t first = number * block;
@@ -62,9 +64,10 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
   const int64_t e = sizes.value_dim;
-  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(2), b, head);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(3), b, head);
   const AttentionBlock queries = sizes.block_at(query_block);
-  const T* qkv = args.in<T>(0) + b * sizes.sequence * sizes.qkv_stride;
+  const T* query_rows = args.in<T>(0) + b * sizes.sequence * sizes.query_stride;
+  const T* key_rows = args.in<T>(1) + b * sizes.sequence * sizes.key_stride;
   const int64_t group = sizes.group_of(head);
 
   A* scores = scratch;
@@ -74,19 +77,19 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
   running.total = running.largest + sizes.block;
   A* copies = running.total + sizes.block;
   const AttentionRows<A> q =
-      attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head), sizes.qkv_stride,
-                     queries.count, d, copies);
+      attention_rows(query_rows + queries.first * sizes.query_stride + sizes.query(head),
+                     sizes.query_stride, queries.count, d, copies);
   running.clear(queries.count);
 
   const int64_t first_block = of_head.mask.first_key(queries.first) / sizes.block;
   for (int64_t key_block = first_block; key_block <= query_block; ++key_block) {
     const AttentionBlock keys = sizes.block_at(key_block);
     A* block_copies = copies;
-    const T* row = qkv + keys.first * sizes.qkv_stride;
+    const T* row = key_rows + keys.first * sizes.key_stride;
     const AttentionRows<A> k =
-        attention_rows(row + sizes.key(group), sizes.qkv_stride, keys.count, d, block_copies);
+        attention_rows(row + sizes.key(group), sizes.key_stride, keys.count, d, block_copies);
     const AttentionRows<A> v =
-        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys.count, e, block_copies);
+        attention_rows(row + sizes.value(group), sizes.key_stride, keys.count, e, block_copies);
     attend_to_block(of_head, dropout, queries, q, keys, k, v, key_block == first_block, scores,
                     running);
   }
@@ -95,7 +98,7 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
   store_attention(running, queries.count, e, static_cast<A>(dropout.scale()),
                   args.out<T>(0) + row0 * sizes.out_stride + head * e, sizes.out_stride,
                   args.out<A>(1) + row0 * sizes.heads + head, sizes.heads,
-                  sink_of(args.in<A>(3), attributes, head));
+                  sink_of(args.in<A>(4), attributes, head));
 }
 
 template <class T>
@@ -103,7 +106,7 @@ struct AttentionKernel {
   static void run(const KernelArguments& args) {
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
-    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(1));
+    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(2));
     const int64_t sequences = sizes.batch * sizes.heads;
     args.pool->parallel_for(sequences * sizes.blocks, [&](int64_t piece, int worker) {
       // The last blocks see the most keys: they start first, so that the pool ends evenly.
@@ -144,10 +147,11 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
   const int64_t e = sizes.value_dim;
   const int64_t row0 = b * sizes.sequence;
   const int64_t group = sizes.group_of(head);
-  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(5), b, head);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(6), b, head);
   const T* d_out = args.in<T>(0) + row0 * sizes.out_stride + head * e;
-  const T* qkv = args.in<T>(1) + row0 * sizes.qkv_stride;
-  const A* lse = args.in<A>(3) + row0 * sizes.heads + head;
+  const T* query_rows = args.in<T>(1) + row0 * sizes.query_stride;
+  const T* key_rows = args.in<T>(2) + row0 * sizes.key_stride;
+  const A* lse = args.in<A>(4) + row0 * sizes.heads + head;
   const A* out_dot = all.out_dot + row0 * sizes.heads + head;
   const int64_t start = (b * sizes.heads + head) * sizes.sequence;
 
@@ -157,18 +161,18 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
   for (int64_t key_block = 0; key_block < sizes.blocks; ++key_block) {
     const AttentionBlock keys = sizes.block_at(key_block);
     A* key_copies = copies;
-    const T* key_row = qkv + keys.first * sizes.qkv_stride;
+    const T* key_row = key_rows + keys.first * sizes.key_stride;
     const AttentionRows<A> k =
-        attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys.count, d, key_copies);
+        attention_rows(key_row + sizes.key(group), sizes.key_stride, keys.count, d, key_copies);
     const AttentionRows<A> v =
-        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys.count, e, key_copies);
+        attention_rows(key_row + sizes.value(group), sizes.key_stride, keys.count, e, key_copies);
     for (int64_t query_block = key_block; query_block < sizes.blocks; ++query_block) {
       const AttentionBlock queries = sizes.block_at(query_block);
       if (!of_head.mask.any(queries, keys)) break;  // nor do later ones
       A* query_copies = key_copies;
       const AttentionRows<A> q =
-          attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head),
-                         sizes.qkv_stride, queries.count, d, query_copies);
+          attention_rows(query_rows + queries.first * sizes.query_stride + sizes.query(head),
+                         sizes.query_stride, queries.count, d, query_copies);
       const AttentionRows<A> go = attention_rows(d_out + queries.first * sizes.out_stride,
                                                  sizes.out_stride, queries.count, e, query_copies);
       attend_to_block_backward(
@@ -193,14 +197,14 @@ struct AttentionGradientKernel {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
-    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(4));
+    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(5));
     const AttentionSums<A> sums(args.workspace, sizes);
     const int64_t d = sizes.head_dim;
     const int64_t e = sizes.value_dim;
     const int64_t tokens = sizes.batch * sizes.sequence;
 
     const T* d_out = args.in<T>(0);
-    const T* out = args.in<T>(2);
+    const T* out = args.in<T>(3);
     args.pool->parallel_ranges(tokens, attention_rows_per_piece(sizes.out_stride),
                                [&](int64_t begin, int64_t end, int) {
                                  for (int64_t i = begin * sizes.heads; i < end * sizes.heads; ++i) {
@@ -213,16 +217,19 @@ struct AttentionGradientKernel {
                          sums, args.thread_scratch<A>(worker));
     });
 
-    // The heads' gradients into the rows of d_qkv; those of keys and values summed over the query
-    // heads of their group, in order.
-    T* d_qkv = args.out<T>(0);
+    // The heads' gradients into the rows of d_q and d_kv, which may be the same; those of keys and
+    // values summed over the query heads of their group, in order.
+    T* d_q = args.out<T>(0);
+    T* d_kv = sizes.key_column > 0 ? d_q : args.out<T>(1);
     const int64_t heads_per_group = sizes.heads / sizes.groups;
     args.pool->parallel_ranges(
-        tokens, attention_rows_per_piece(sizes.qkv_stride), [&](int64_t begin, int64_t end, int) {
+        tokens, attention_rows_per_piece(sizes.query_stride + sizes.key_stride),
+        [&](int64_t begin, int64_t end, int) {
           for (int64_t token = begin; token < end; ++token) {
             const int64_t b = token / sizes.sequence;
             const int64_t s = token % sizes.sequence;
-            T* row = d_qkv + token * sizes.qkv_stride;
+            T* query_row = d_q + token * sizes.query_stride;
+            T* key_row = d_kv + token * sizes.key_stride;
             const auto of_head = [&](A* part, int64_t head, int64_t size) {
               return part + ((b * sizes.heads + head) * sizes.sequence + s) * size;
             };
@@ -234,10 +241,10 @@ struct AttentionGradientKernel {
               return total;
             };
             for (int64_t h = 0; h < sizes.heads; ++h)
-              store(of_head(sums.dq, h, d), row + sizes.query(h), d);
+              store(of_head(sums.dq, h, d), query_row + sizes.query(h), d);
             for (int64_t g = 0; g < sizes.groups; ++g) {
-              store(of_group(sums.dk, g, d), row + sizes.key(g), d);
-              store(of_group(sums.dv, g, e), row + sizes.value(g), e);
+              store(of_group(sums.dk, g, d), key_row + sizes.key(g), d);
+              store(of_group(sums.dv, g, e), key_row + sizes.value(g), e);
             }
           }
         });

@@ -10,7 +10,7 @@ namespace troupe {
 CpuKernel attention_cpu_kernel(const OpView& op);
 CpuKernel attention_gradient_cpu_kernel(const OpView& op);
 
-// `dtype`: of qkv.
+// `dtype`: of q and kv.
 uint64_t attention_scratch_bytes(const AttentionAttributes& attributes, DType dtype);
 uint64_t attention_gradient_scratch_bytes(const AttentionAttributes& attributes, DType dtype);
 uint64_t attention_gradient_workspace_bytes(const AttentionAttributes& attributes, DType dtype);

@@ -405,46 +405,54 @@ void visit_kernels(const AttentionShape& shape, const Visit& visit) {
   }
 }
 
-// Of `attention`: everything is in the rows of the projection, from some element on.
-void* heads_behind(const CudaTensor& qkv, int64_t elements) {
-  return static_cast<std::byte*>(qkv.data) + elements * static_cast<int64_t>(size_of(qkv.dtype));
+// Elements of rows, from some element on.
+void* column_of(const CudaTensor& rows, int64_t element) {
+  return static_cast<std::byte*>(rows.data) + element * static_cast<int64_t>(size_of(rows.dtype));
 }
 
-AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, const CudaTensor& out,
-                      const CudaTensor& lse, const int64_t* step, const int32_t* starts) {
+// Where the first value head stands in a row of kv.
+int64_t value_column(const AttentionAttributes& a) {
+  return a.key_column + int64_t{a.groups} * a.head_dim;
+}
+
+// Input `q` has the queries and the next one keys and values; input `step` is that of dropout, the
+// next one has the documents' starts.
+AttentionCall call_of(const CudaKernelArguments& args, int q, const CudaTensor& out,
+                      const CudaTensor& lse, int step) {
   const auto& a = args.attributes->as<AttentionAttributes>();
+  const CudaTensor& queries = args.input(q);
+  const CudaTensor& keys = args.input(q + 1);
+  const auto* starts = args.in<int32_t>(step + 1);
   AttentionCall call{
-      .shape = {.attributes = a, .dtype = qkv.dtype, .documents = starts != nullptr}};
-  call.query_stride = qkv.shape[1];
-  call.key_stride = qkv.shape[1];
-  call.q = qkv.data;
-  call.k = heads_behind(qkv, a.heads * a.head_dim);
-  call.v = heads_behind(qkv, (a.heads + a.groups) * a.head_dim);
+      .shape = {.attributes = a, .dtype = queries.dtype, .documents = starts != nullptr}};
+  call.query_stride = queries.shape[1];
+  call.key_stride = keys.shape[1];
+  call.q = queries.data;
+  call.k = column_of(keys, a.key_column);
+  call.v = column_of(keys, value_column(a));
   call.out = out.data;
   call.lse = lse.data;
-  call.step = step;
+  call.step = args.in<int64_t>(step);
   call.starts = starts;
   return call;
 }
 
 template <AttentionVariant kVariant>
 void attention_on_gpu(const CudaKernelArguments& args) {
-  AttentionCall call = call_of(args, args.input(0), args.output(0), args.output(1),
-                               args.in<int64_t>(1), args.in<int32_t>(2));
-  call.sinks = sinks_of(args.input(3), call.shape.attributes);
+  AttentionCall call = call_of(args, 0, args.output(0), args.output(1), 2);
+  call.sinks = sinks_of(args.input(4), call.shape.attributes);
   run_attention(args, call, kVariant, args.scratch);
 }
 
 template <AttentionVariant kVariant>
 void attention_gradient_on_gpu(const CudaKernelArguments& args) {
-  AttentionCall call = call_of(args, args.input(1), args.input(2), args.input(3),
-                               args.in<int64_t>(4), args.in<int32_t>(5));
+  AttentionCall call = call_of(args, 1, args.input(3), args.input(4), 5);
   const AttentionAttributes& a = call.shape.attributes;
-  const CudaTensor& d_qkv = args.output(0);
+  const CudaTensor& d_kv = args.output(a.key_column > 0 ? 0 : 1);
   call.d_out = args.input(0).data;
-  call.d_q = d_qkv.data;
-  call.d_k = heads_behind(d_qkv, a.heads * a.head_dim);
-  call.d_v = heads_behind(d_qkv, (a.heads + a.groups) * a.head_dim);
+  call.d_q = args.output(0).data;
+  call.d_k = column_of(d_kv, a.key_column);
+  call.d_v = column_of(d_kv, value_column(a));
   run_attention_gradient(args, call, kVariant, args.scratch);
 }
 

@@ -45,8 +45,8 @@ void check_context_attention(const ContextAttentionAttributes& attributes, const
   const SequenceChunks& chunks = attributes.chunks;
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
                    a.heads % a.groups == 0 && a.head_dim >= 1 && a.value_dim >= 0 &&
-                   a.window >= 0 && chunks.rank >= 0 && chunks.rank < chunks.ranks &&
-                   (chunks.ranks == 1 || a.sequence % 2 == 0),
+                   a.window >= 0 && a.key_column == 0 && chunks.rank >= 0 &&
+                   chunks.rank < chunks.ranks && (chunks.ranks == 1 || a.sequence % 2 == 0),
                "context_attention: attributes");
   TROUPE_CHECK(is_float(q.dtype) && q.shape == context_query_shape(attributes) && !q.rows.valid() &&
                    kv.dtype == q.dtype && kv.shape == context_key_shape(attributes, ring) &&
@@ -350,17 +350,18 @@ std::vector<OpSample> samples_context_attention() {
 
 }  // namespace
 
-ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                          ValueId sinks, const ContextAttentionAttributes& attributes,
-                          const std::string& name) {
-  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step, starts, sinks},
+ValueId context_attention(Builder& builder, const AttentionHeads& heads,
+                          const AttentionExtras& extras,
+                          const ContextAttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kContextAttention, Attributes(attributes),
+                      {heads.queries, heads.keys, extras.step, extras.starts, extras.sinks},
                       name)[0];
 }
 
-ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                       ValueId sinks, const ContextAttentionAttributes& attributes,
-                       const std::string& name) {
-  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step, starts, sinks},
+ValueId ring_attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
+                       const ContextAttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kRingAttention, Attributes(attributes),
+                      {heads.queries, heads.keys, extras.step, extras.starts, extras.sinks},
                       name)[0];
 }
 

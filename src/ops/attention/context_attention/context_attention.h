@@ -45,14 +45,12 @@ struct ContextAttentionAttributes {
   SequenceChunks chunks = {};     // n and the rank, of RankGroup::cp
 };
 
-// Emit the attention and return out. `step` is valid exactly when there is dropout, `starts` when
-// sequences hold several documents, `sinks` when heads have sinks.
-ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                          ValueId sinks, const ContextAttentionAttributes& attributes,
-                          const std::string& name);
-ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                       ValueId sinks, const ContextAttentionAttributes& attributes,
-                       const std::string& name);
+// Emit the attention and return out. Queries have a tensor of their own.
+ValueId context_attention(Builder& builder, const AttentionHeads& heads,
+                          const AttentionExtras& extras,
+                          const ContextAttentionAttributes& attributes, const std::string& name);
+ValueId ring_attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
+                       const ContextAttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kContextAttention;
 extern const OpSpec kContextAttentionGradient;

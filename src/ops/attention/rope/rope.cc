@@ -46,8 +46,10 @@ void infer_rope(InferContext& context) {
           qkv.shape[1] == int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim,
       "rope: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
   TROUPE_CHECK(attributes.rotary_dim >= 2 && attributes.rotary_dim % 2 == 0 &&
-                   attributes.rotary_dim <= attributes.head_dim && attributes.sequence >= 1,
-               "rope: needs an even rotary_dim up to head_dim, and a sequence");
+                   attributes.first >= 0 &&
+                   attributes.first + attributes.rotary_dim <= attributes.head_dim &&
+                   attributes.sequence >= 1,
+               "rope: needs an even rotary_dim within head_dim, and a sequence");
   TROUPE_CHECK(table.dtype == accumulation_dtype(qkv.dtype) && table.shape.rank() == 3 &&
                    table.shape[0] >= attributes.sequence &&
                    table.shape[1] == attributes.rotary_dim / 2 && table.shape[2] == 2,
@@ -69,12 +71,15 @@ Cost cost_rope_table(const OpView& op) {
           .bytes = static_cast<double>(op.output(0).bytes())};
 }
 
+// In place, which is almost always: only what turns is read and written.
 Cost cost_rope(const OpView& op) {
   const auto& attributes = op.attributes<RopeAttributes>();
-  const double turned = static_cast<double>(op.input(0).shape[0]) *
-                        (attributes.heads + attributes.groups) * attributes.rotary_dim;
+  const Value& x = op.input(0);
+  const double turned = static_cast<double>(x.shape[0]) * (attributes.heads + attributes.groups) *
+                        attributes.rotary_dim;
   return {.flops = 3 * turned,
-          .bytes = static_cast<double>(2 * op.input(0).bytes() + op.input(1).bytes())};
+          .bytes = 2 * turned * static_cast<double>(size_of(x.dtype)) +
+                   static_cast<double>(op.input(1).bytes())};
 }
 
 std::string print_rope_table(const Attributes& attributes) {
@@ -95,17 +100,17 @@ std::string print_rope_table(const Attributes& attributes) {
 
 std::string print_rope(const Attributes& attributes) {
   const auto& values = attributes.as<RopeAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} rotary_dim={} sequence={} inverse={}",
-                     values.heads, values.groups, values.head_dim, values.rotary_dim,
-                     values.sequence, values.inverse ? 1 : 0);
+  std::string text = fmt::format(
+      "heads={} groups={} head_dim={} rotary_dim={} sequence={} inverse={}", values.heads,
+      values.groups, values.head_dim, values.rotary_dim, values.sequence, values.inverse ? 1 : 0);
+  if (values.first > 0) text += fmt::format(" first={}", values.first);
+  if (values.interleaved) text += " interleaved=1";
+  return text;
 }
 
 KernelChoice choose_rope(const OpView& op, const DeviceTraits& device) {
-  const auto& attributes = op.attributes<RopeAttributes>();
   const Value& x = op.input(0);
-  const bool packs = is_made_of_packs(attributes.rotary_dim / 2, x.dtype) &&
-                     is_made_of_packs(attributes.head_dim, x.dtype) &&
-                     is_made_of_packs(x.shape[1], x.dtype);
+  const bool packs = rotates_packs(op.attributes<RopeAttributes>(), x.shape[1], x.dtype);
   return make_choice(op, device, packs ? "packs" : "elements", TROUPE_CUDA(rope_cuda_kernel));
 }
 
@@ -210,17 +215,37 @@ std::vector<OpSample> samples_rope() {
       .heads = 1, .groups = 1, .head_dim = 2, .rotary_dim = 2, .sequence = 1};
   const RopeAttributes queries_alone{
       .heads = 3, .groups = 0, .head_dim = 7, .rotary_dim = 4, .sequence = 4};
+  const RopeAttributes end_of_heads{.heads = 2,
+                                    .groups = 1,
+                                    .head_dim = 11,
+                                    .rotary_dim = 6,
+                                    .first = 4,
+                                    .interleaved = true,
+                                    .sequence = 3};
+  const RopeAttributes packs{
+      .heads = 2, .groups = 0, .head_dim = 40, .rotary_dim = 16, .first = 24, .sequence = 3};
+  RopeAttributes interleaved_packs = packs;
+  interleaved_packs.interleaved = true;
   return {{"grouped, two sequences", turn(6, grouped, 3)},
           {"partial rotation", turn(5, partial, 9)},
           {"inverse", turn(4, inverse, 2)},
           {"smallest", turn(1, smallest, 1)},
           {"queries alone", turn(5, queries_alone, 4)},
+          {"end of heads, interleaved", turn(5, end_of_heads, 4)},
+          {"packs at the end of heads", turn(4, packs, 3)},
+          {"interleaved packs", turn(4, interleaved_packs, 3)},
           {"there and back", there_and_back},
           {"ragged", ragged},
           {"several chunks", several_chunks}};
 }
 
 }  // namespace
+
+bool rotates_packs(const RopeAttributes& attributes, int64_t width, DType dtype) {
+  return is_made_of_packs(attributes.rotary_dim / 2, dtype) &&
+         is_made_of_packs(attributes.first, dtype) &&
+         is_made_of_packs(attributes.head_dim, dtype) && is_made_of_packs(width, dtype);
+}
 
 ValueId rope_table(Builder& builder, RopeTableAttributes attributes, DType dtype,
                    const std::string& name) {

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ops/attention/rope/rope.h"
+#include "ops/attention/rope/turn_pairs.h"
 #include "ops/cpu/vector.h"
 #include "program/kernel.h"
 
@@ -31,21 +32,6 @@ void run_rope_table(const KernelArguments& args) {
                              fill_positions);
 }
 
-// Turns one head; `sign` is 1, or -1 for the inverse.
-template <class T>
-void rope_head(const T* x, const accumulation_t<T>* table, accumulation_t<T> sign, int64_t pairs,
-               T* y) {
-  TROUPE_INDEPENDENT
-  for (int64_t i = 0; i < pairs; ++i) {
-    const accumulation_t<T> cosine = table[2 * i];
-    const accumulation_t<T> sine = sign * table[2 * i + 1];
-    const accumulation_t<T> first = widen(x[i]);
-    const accumulation_t<T> second = widen(x[i + pairs]);
-    y[i] = T(first * cosine - second * sine);
-    y[i + pairs] = T(second * cosine + first * sine);
-  }
-}
-
 template <class T>
 struct RopeKernel {
   static void run(const KernelArguments& args) {
@@ -57,6 +43,8 @@ struct RopeKernel {
     const A sign = attributes.inverse ? A(-1) : A(1);
     const int64_t d = attributes.head_dim;
     const int64_t rotary = attributes.rotary_dim;
+    const int64_t first = attributes.first;
+    const PairLayout layout{.dim = rotary, .interleaved = attributes.interleaved};
     const int64_t width = args.input(0).shape[1];
     const int64_t turned = attributes.heads + attributes.groups;
     const auto turn_rows = [=](int64_t begin, int64_t end, int) {
@@ -65,9 +53,12 @@ struct RopeKernel {
         T* out = y + row * width;
         const A* angles = table + row % attributes.sequence * rotary;
         for (int64_t head = 0; head < turned; ++head) {
-          rope_head(in + head * d, angles, sign, rotary / 2, out + head * d);
-          if (out != in)
-            std::copy(in + head * d + rotary, in + (head + 1) * d, out + head * d + rotary);
+          const T* x = in + head * d;
+          T* turned_x = out + head * d;
+          turn_pairs(x + first, angles, sign, layout, turned_x + first);
+          if (out == in) continue;
+          std::copy(x, x + first, turned_x);
+          std::copy(x + first + rotary, x + d, turned_x + first + rotary);
         }
         if (out != in) std::copy(in + turned * d, in + width, out + turned * d);
       }

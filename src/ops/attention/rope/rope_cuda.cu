@@ -50,7 +50,7 @@ void run_rope_table(const CudaKernelArguments& args) {
 }
 
 // A block for each row. A thread turns kStep neighbouring pairs at a time; y may be qkv.
-template <class T, int kStep>
+template <class T, int kStep, bool kInterleaved>
 __global__ void rope_kernel(const T* qkv, const accumulation_t<T>* table, T* y, LiveRows rows,
                             int64_t width, RopeAttributes attributes) {
   using A = accumulation_t<T>;
@@ -66,27 +66,32 @@ __global__ void rope_kernel(const T* qkv, const accumulation_t<T>* table, T* y, 
   const A sign = attributes.inverse ? A(-1) : A(1);
   for (int i = static_cast<int>(threadIdx.x) * kStep; i < turned * pairs;
        i += static_cast<int>(blockDim.x) * kStep) {
-    const int at = i / pairs * d + i % pairs;
-    const A* angle = angles + 2 * (i % pairs);
-    Pack<T> first = load_step<T, kStep>(in + at);
-    Pack<T> second = load_step<T, kStep>(in + at + pairs);
+    const int pair = i % pairs;
+    const int at = i / pairs * d + attributes.first + (kInterleaved ? 2 * pair : pair);
+    const int next = at + (kInterleaved ? kStep : pairs);
+    const A* angle = angles + 2 * pair;
+    Pack<T> packs[] = {load_step<T, kStep>(in + at), load_step<T, kStep>(in + next)};
 #pragma unroll
     for (int e = 0; e < kStep; ++e) {
       const A cosine = angle[2 * e];
       const A sine = sign * angle[2 * e + 1];
-      const A x = widen(first.values[e]);
-      const A z = widen(second.values[e]);
-      first.values[e] = round_to<T>(x * cosine - z * sine);
-      second.values[e] = round_to<T>(z * cosine + x * sine);
+      T& one = kInterleaved ? packs[2 * e / kStep].values[2 * e % kStep] : packs[0].values[e];
+      T& other = kInterleaved ? packs[(2 * e + 1) / kStep].values[(2 * e + 1) % kStep]
+                              : packs[1].values[e];
+      const A x = widen(one);
+      const A z = widen(other);
+      one = round_to<T>(x * cosine - z * sine);
+      other = round_to<T>(z * cosine + x * sine);
     }
-    store_step<T, kStep>(out + at, first);
-    store_step<T, kStep>(out + at + pairs, second);
+    store_step<T, kStep>(out + at, packs[0]);
+    store_step<T, kStep>(out + next, packs[1]);
   }
   if (out == in) return;
   const int rest = d - rotary;
   for (int i = static_cast<int>(threadIdx.x) * kStep; i < turned * rest;
        i += static_cast<int>(blockDim.x) * kStep) {
-    const int at = i / rest * d + rotary + i % rest;
+    const int e = i % rest;
+    const int at = i / rest * d + (e < attributes.first ? e : e + rotary);
     store_step<T, kStep>(out + at, load_step<T, kStep>(in + at));
   }
   for (int64_t i = int64_t{turned} * d + int64_t{threadIdx.x} * kStep; i < width;
@@ -100,12 +105,15 @@ struct RopeCuda {
   static void run(const CudaKernelArguments& args) {
     const Shape& shape = args.input(0).shape;
     const auto& attributes = args.attributes->as<RopeAttributes>();
-    const bool packs = is_made_of_packs<T>(attributes.rotary_dim / 2) &&
-                       is_made_of_packs<T>(attributes.head_dim) && is_made_of_packs<T>(shape[1]);
+    const bool packs = rotates_packs(attributes, shape[1], dtype_of<T>);
+    constexpr int kPack = Pack<T>::kElements;
+    const auto kernel = attributes.interleaved
+                            ? packs ? rope_kernel<T, kPack, true> : rope_kernel<T, 1, true>
+                        : packs ? rope_kernel<T, kPack, false>
+                                : rope_kernel<T, 1, false>;
     launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], packs ? 16 : 4)},
-           packs ? rope_kernel<T, Pack<T>::kElements> : rope_kernel<T, 1>, args.in<T>(0),
-           args.in<accumulation_t<T>>(1), args.out<T>(0), LiveRows(args.input(0)), shape[1],
-           attributes);
+           kernel, args.in<T>(0), args.in<accumulation_t<T>>(1), args.out<T>(0),
+           LiveRows(args.input(0)), shape[1], attributes);
   }
 };
 

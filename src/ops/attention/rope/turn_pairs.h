@@ -1,5 +1,4 @@
-// The turning of the pairs of a head by CPU kernels that put the heads of latent attention
-// together. Any thread.
+// The turning of the pairs of a head (rope.h) by CPU kernels. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -3,9 +3,9 @@
 // al., 2023).
 //
 // A row belongs to one token and holds H query heads, then G key heads, of d elements each, then G
-// value heads of e elements; G may be 0. With n ranks, each has either its chunks of every sequence
-// (program/row_origin.h) and all heads, or all positions of every sequence, in order, and of each
-// of the three kinds of heads the rank's share: n equal consecutive ones.
+// value heads of e elements; H or G may be 0. With n ranks, each has either its chunks of every
+// sequence (program/row_origin.h) and all heads, or all positions of every sequence, in order, and
+// of each of the three kinds of heads the rank's share: n equal consecutive ones.
 //
 // Kinds (w = (H + G) d + G e; B sequences of S)
 //   sequence_to_heads (x [B S / n, w])   -> y [B S, w / n]

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/attention/mla_rows/mla_rows.h"
+#include "ops/attention/mla_keys/mla_keys.h"
 #include "ops/attention/rope/turning.cuh"
 #include "program/cuda/device.cuh"
 
@@ -9,9 +9,9 @@ namespace {
 
 // A block for each row.
 template <class T, int kStep>
-__global__ void mla_rows_kernel(const T* queries, const T* key_values, const T* shared_keys,
+__global__ void mla_keys_kernel(const T* key_values, const T* shared_keys,
                                 const accumulation_t<T>* table, T* rows,
-                                MlaRowsAttributes attributes) {
+                                MlaKeysAttributes attributes) {
   using A = accumulation_t<T>;
   const int64_t row = blockIdx.x;
   const int plain = attributes.plain_dim;
@@ -19,25 +19,17 @@ __global__ void mla_rows_kernel(const T* queries, const T* key_values, const T* 
   const int values = attributes.value_dim;
   const Turning turning{attributes.rotary_dim, attributes.interleaved};
   const A* angles = table + row % attributes.sequence * attributes.rotary_dim;
-  const T* q = queries + row * attributes.query_size();
-  const T* kv = key_values + row * attributes.key_value_size();
+  const T* kv = key_values + row * attributes.projected_size();
   const T* shared_key = shared_keys + row * attributes.rotary_dim;
   T* out = rows + row * attributes.row_size();
-  for_row_steps<kStep>(attributes.query_size(), [&](int64_t i) {
-    const int e = static_cast<int>(i % key) - plain;
-    store_step<T, kStep>(out + i, e < 0
-                                      ? load_step<T, kStep>(q + i)
-                                      : turning.turned_step<T, kStep>(q + i - e, e, angles, A(1)));
-  });
-  out += attributes.query_size();
-  for_row_steps<kStep>(attributes.query_size(), [&](int64_t i) {
+  for_row_steps<kStep>(attributes.key_size(), [&](int64_t i) {
     const int64_t head = i / key;
     const int e = static_cast<int>(i % key) - plain;
     store_step<T, kStep>(out + i,
                          e < 0 ? load_step<T, kStep>(kv + head * (plain + values) + e + plain)
                                : turning.turned_step<T, kStep>(shared_key, e, angles, A(1)));
   });
-  out += attributes.query_size();
+  out += attributes.key_size();
   for_row_steps<kStep>(int64_t{attributes.heads} * values, [&](int64_t i) {
     const int64_t head = i / values;
     store_step<T, kStep>(out + i,
@@ -47,9 +39,9 @@ __global__ void mla_rows_kernel(const T* queries, const T* key_values, const T* 
 
 // A block for each row. Shared memory: sums_of_heads of rotary_dim elements.
 template <class T, int kStep>
-__global__ void mla_rows_gradient_kernel(const T* d_rows, const accumulation_t<T>* table,
-                                         T* d_queries, T* d_key_values, T* d_shared_keys,
-                                         MlaRowsAttributes attributes, int sums_of_heads) {
+__global__ void mla_keys_gradient_kernel(const T* d_rows, const accumulation_t<T>* table,
+                                         T* d_key_values, T* d_shared_keys,
+                                         MlaKeysAttributes attributes, int sums_of_heads) {
   using A = accumulation_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   A* sums = reinterpret_cast<A*>(memory);
@@ -60,11 +52,9 @@ __global__ void mla_rows_gradient_kernel(const T* d_rows, const accumulation_t<T
   const int values = attributes.value_dim;
   const Turning turning{rotary, attributes.interleaved};
   const A* angles = table + row % attributes.sequence * rotary;
-  const T* d_query = d_rows + row * attributes.row_size();
-  const T* d_key = d_query + attributes.query_size();
-  const T* d_value = d_key + attributes.query_size();
-  T* d_q = d_queries + row * attributes.query_size();
-  T* d_kv = d_key_values + row * attributes.key_value_size();
+  const T* d_key = d_rows + row * attributes.row_size();
+  const T* d_value = d_key + attributes.key_size();
+  T* d_kv = d_key_values + row * attributes.projected_size();
 
   // Each of the sums is over every sums_of_heads-th head.
   const int steps = rotary / kStep;
@@ -84,13 +74,7 @@ __global__ void mla_rows_gradient_kernel(const T* d_rows, const accumulation_t<T
     }
   }
 
-  for_row_steps<kStep>(attributes.query_size(), [&](int64_t i) {
-    const int e = static_cast<int>(i % key) - plain;
-    store_step<T, kStep>(d_q + i,
-                         e < 0 ? load_step<T, kStep>(d_query + i)
-                               : turning.turned_step<T, kStep>(d_query + i - e, e, angles, A(-1)));
-  });
-  for_row_steps<kStep>(attributes.key_value_size(), [&](int64_t i) {
+  for_row_steps<kStep>(attributes.projected_size(), [&](int64_t i) {
     const int64_t head = i / (plain + values);
     const int e = static_cast<int>(i % (plain + values));
     store_step<T, kStep>(d_kv + i,
@@ -112,46 +96,45 @@ __global__ void mla_rows_gradient_kernel(const T* d_rows, const accumulation_t<T
 }
 
 template <class T>
-struct MlaRowsCuda {
+struct MlaKeysCuda {
   static void run(const CudaKernelArguments& args) {
-    const auto& attributes = args.attributes->as<MlaRowsAttributes>();
+    const auto& attributes = args.attributes->as<MlaKeysAttributes>();
     const bool packs = moves_packs(attributes, dtype_of<T>);
     const int64_t step = packs ? Pack<T>::kElements : 1;
     launch(args,
            {static_cast<unsigned>(args.input(0).shape[0]),
-            threads_for_row(attributes.query_size(), step)},
-           packs ? mla_rows_kernel<T, Pack<T>::kElements> : mla_rows_kernel<T, 1>, args.in<T>(0),
-           args.in<T>(1), args.in<T>(2), args.in<accumulation_t<T>>(3), args.out<T>(0), attributes);
+            threads_for_row(attributes.key_size(), step)},
+           packs ? mla_keys_kernel<T, Pack<T>::kElements> : mla_keys_kernel<T, 1>, args.in<T>(0),
+           args.in<T>(1), args.in<accumulation_t<T>>(2), args.out<T>(0), attributes);
   }
 };
 
 template <class T>
-struct MlaRowsGradientCuda {
+struct MlaKeysGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const auto& attributes = args.attributes->as<MlaRowsAttributes>();
+    const auto& attributes = args.attributes->as<MlaKeysAttributes>();
     const bool packs = moves_packs(attributes, dtype_of<T>);
     const int step = packs ? Pack<T>::kElements : 1;
-    const unsigned threads = threads_for_row(attributes.query_size(), step);
+    const unsigned threads = threads_for_row(attributes.key_size(), step);
     const int sums =
         std::clamp(static_cast<int>(threads) * step / attributes.rotary_dim, 1, attributes.heads);
     launch(args,
            {static_cast<unsigned>(args.input(0).shape[0]), threads,
             sizeof(A) * static_cast<size_t>(sums * attributes.rotary_dim)},
-           packs ? mla_rows_gradient_kernel<T, Pack<T>::kElements> : mla_rows_gradient_kernel<T, 1>,
-           args.in<T>(0), args.in<A>(1), args.out<T>(0), args.out<T>(1), args.out<T>(2), attributes,
-           sums);
+           packs ? mla_keys_gradient_kernel<T, Pack<T>::kElements> : mla_keys_gradient_kernel<T, 1>,
+           args.in<T>(0), args.in<A>(1), args.out<T>(0), args.out<T>(1), attributes, sums);
   }
 };
 
 }  // namespace
 
-CudaKernel mla_rows_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<MlaRowsCuda>(op.output(0).dtype);
+CudaKernel mla_keys_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<MlaKeysCuda>(op.output(0).dtype);
 }
 
-CudaKernel mla_rows_gradient_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<MlaRowsGradientCuda>(op.output(0).dtype);
+CudaKernel mla_keys_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<MlaKeysGradientCuda>(op.output(0).dtype);
 }
 
 }  // namespace troupe

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/attention/mla_rows/mla_rows.h"
+#include "ops/attention/mla_keys/mla_keys.h"
 #include "ops/attention/rope/turn_pairs.h"
 #include "ops/cpu/vector.h"
 #include "program/kernel.h"
@@ -8,19 +8,18 @@
 namespace troupe {
 namespace {
 
-PairLayout mla_pair_layout(const MlaRowsAttributes& attributes) {
+PairLayout mla_pair_layout(const MlaKeysAttributes& attributes) {
   return {.dim = attributes.rotary_dim, .interleaved = attributes.interleaved};
 }
 
 template <class T>
-struct MlaRowsKernel {
+struct MlaKeysKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
-    const auto attributes = args.attributes->as<MlaRowsAttributes>();
-    const T* queries = args.in<T>(0);
-    const T* key_values = args.in<T>(1);
-    const T* shared_keys = args.in<T>(2);
-    const A* table = args.in<A>(3);
+    const auto attributes = args.attributes->as<MlaKeysAttributes>();
+    const T* key_values = args.in<T>(0);
+    const T* shared_keys = args.in<T>(1);
+    const A* table = args.in<A>(2);
     T* rows = args.out<T>(0);
     const int64_t plain = attributes.plain_dim;
     const int64_t rotary = attributes.rotary_dim;
@@ -29,21 +28,15 @@ struct MlaRowsKernel {
     const auto make_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const A* angles = table + row % attributes.sequence * rotary;
-        const T* q = queries + row * attributes.query_size();
-        const T* kv = key_values + row * attributes.key_value_size();
+        const T* kv = key_values + row * attributes.projected_size();
         const T* shared = shared_keys + row * rotary;
-        T* query = rows + row * attributes.row_size();
-        T* key = query + attributes.query_size();
-        T* value = key + attributes.query_size();
+        T* key = rows + row * attributes.row_size();
+        T* value = key + attributes.key_size();
         for (int64_t head = 0; head < attributes.heads; ++head) {
-          std::copy_n(q, plain, query);
-          turn_pairs(q + plain, angles, A(1), layout, query + plain);
           std::copy_n(kv, plain, key);
           turn_pairs(shared, angles, A(1), layout, key + plain);
           std::copy_n(kv + plain, values, value);
-          q += plain + rotary;
           kv += plain + values;
-          query += plain + rotary;
           key += plain + rotary;
           value += values;
         }
@@ -54,34 +47,26 @@ struct MlaRowsKernel {
 };
 
 template <class T>
-struct MlaRowsGradientKernel {
+struct MlaKeysGradientKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
-    const auto attributes = args.attributes->as<MlaRowsAttributes>();
+    const auto attributes = args.attributes->as<MlaKeysAttributes>();
     const T* d_rows = args.in<T>(0);
     const A* table = args.in<A>(1);
-    T* d_queries = args.out<T>(0);
-    T* d_key_values = args.out<T>(1);
-    T* d_shared_keys = args.out<T>(2);
+    T* d_key_values = args.out<T>(0);
+    T* d_shared_keys = args.out<T>(1);
     const int64_t plain = attributes.plain_dim;
     const int64_t rotary = attributes.rotary_dim;
     const int64_t values = attributes.value_dim;
-    const PairLayout layout = mla_pair_layout(attributes);
     const auto split_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const A* angles = table + row % attributes.sequence * rotary;
-        const T* d_query = d_rows + row * attributes.row_size();
-        const T* d_keys = d_query + attributes.query_size();
-        const T* d_value = d_keys + attributes.query_size();
-        T* d_q = d_queries + row * attributes.query_size();
-        T* d_kv = d_key_values + row * attributes.key_value_size();
+        const T* d_keys = d_rows + row * attributes.row_size();
+        const T* d_value = d_keys + attributes.key_size();
+        T* d_kv = d_key_values + row * attributes.projected_size();
         for (int64_t head = 0; head < attributes.heads; ++head) {
-          std::copy_n(d_query, plain, d_q);
-          turn_pairs(d_query + plain, angles, A(-1), layout, d_q + plain);
           std::copy_n(d_keys + head * (plain + rotary), plain, d_kv);
           std::copy_n(d_value, values, d_kv + plain);
-          d_query += plain + rotary;
-          d_q += plain + rotary;
           d_value += values;
           d_kv += plain + values;
         }
@@ -95,7 +80,7 @@ struct MlaRowsGradientKernel {
  private:
   // Of the turned parts of all heads' keys, the first at `d_keys`: the sum, turned back.
   static void turn_sum_back(const T* d_keys, const accumulation_t<T>* angles,
-                            const MlaRowsAttributes& attributes, T* d_shared) {
+                            const MlaKeysAttributes& attributes, T* d_shared) {
     using A = accumulation_t<T>;
     const PairLayout layout = mla_pair_layout(attributes);
     const int64_t step = layout.step();
@@ -118,12 +103,12 @@ struct MlaRowsGradientKernel {
 
 }  // namespace
 
-CpuKernel mla_rows_cpu_kernel(const OpView& op) {
-  return select_float_kernel<MlaRowsKernel>(op.output(0).dtype);
+CpuKernel mla_keys_cpu_kernel(const OpView& op) {
+  return select_float_kernel<MlaKeysKernel>(op.output(0).dtype);
 }
 
-CpuKernel mla_rows_gradient_cpu_kernel(const OpView& op) {
-  return select_float_kernel<MlaRowsGradientKernel>(op.output(0).dtype);
+CpuKernel mla_keys_gradient_cpu_kernel(const OpView& op) {
+  return select_float_kernel<MlaKeysGradientKernel>(op.output(0).dtype);
 }
 
 }  // namespace troupe

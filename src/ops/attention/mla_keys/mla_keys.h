@@ -1,12 +1,12 @@
-// MLA rows: the fused rows of queries, keys and values that attention reads, put together from the
-// projections of multi-head latent attention (DeepSeek-V2, 2024, section 2.1).
+// MLA keys: the rows of keys and values that attention reads, put together from the projections of
+// multi-head latent attention (DeepSeek-V2, 2024, section 2.1). Its queries turn where they are
+// (ops/attention/rope/rope.h).
 //
 // With H heads, n = plain_dim, r = rotary_dim and v = value_dim a token has
-//   q    [H (n + r)]   of each head: n elements that stay, r that turn
 //   kv   [H (n + v)]   of each head: n elements of its key, then its value
 //   k_r  [r]           the turning part of the key, one for all heads
 // and its row is, all heads of one kind together,
-//   row  [H (2 (n + r) + v)] = queries (q_n, turned q_r), keys (k_n, turned k_r), values
+//   row  [H (n + r + v)] = keys (k_n, turned k_r), values
 // Turning is that of ops/attention/rope/rope.h with its table, row t at position t mod sequence: of
 // the pair i < r / 2 of elements (a, b), with c and s of the table,
 //   a' = a c - b s,  b' = b c + a s
@@ -14,9 +14,9 @@
 // Arithmetic is in the accumulation type, rounded once.
 //
 // Kinds (T rows; not ragged)
-//   mla_rows (q, kv, k_r, table in the accumulation dtype) -> row
-//   mla_rows_gradient (d_row, table) -> d_q, d_kv, d_k_r: turned back; d_k_r is the sum over the
-//       heads, in a fixed order
+//   mla_keys (kv, k_r, table in the accumulation dtype) -> row
+//   mla_keys_gradient (d_row, table) -> d_kv, d_k_r: turned back; d_k_r is the sum over the heads,
+//       in a fixed order
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 
 namespace troupe {
 
-struct MlaRowsAttributes {
+struct MlaKeysAttributes {
   int32_t heads = 0;
   int32_t plain_dim = 0;
   int32_t rotary_dim = 0;  // even
@@ -36,26 +36,25 @@ struct MlaRowsAttributes {
   bool interleaved = false;
 
   constexpr int32_t key_dim() const { return plain_dim + rotary_dim; }
-  constexpr int64_t query_size() const { return int64_t{heads} * key_dim(); }
-  constexpr int64_t key_value_size() const { return int64_t{heads} * (plain_dim + value_dim); }
-  constexpr int64_t row_size() const { return 2 * query_size() + int64_t{heads} * value_dim; }
+  constexpr int64_t key_size() const { return int64_t{heads} * key_dim(); }
+  constexpr int64_t projected_size() const { return int64_t{heads} * (plain_dim + value_dim); }
+  constexpr int64_t row_size() const { return key_size() + int64_t{heads} * value_dim; }
 };
 
 // Do the GPU's kernels move packs: where these never cross from one part of a row to another, nor
 // from one half of the pairs.
-bool moves_packs(const MlaRowsAttributes& attributes, DType dtype);
+bool moves_packs(const MlaKeysAttributes& attributes, DType dtype);
 
-struct MlaRowsInputs {
-  ValueId queries;     // q
+struct MlaKeysInputs {
   ValueId key_values;  // kv
   ValueId shared_key;  // k_r
   ValueId table;       // rope_table of rotary_dim, of at least `sequence` positions
 };
 
-ValueId mla_rows(Builder& builder, const MlaRowsInputs& inputs, const MlaRowsAttributes& attributes,
+ValueId mla_keys(Builder& builder, const MlaKeysInputs& inputs, const MlaKeysAttributes& attributes,
                  const std::string& name);
 
-extern const OpSpec kMlaRows;
-extern const OpSpec kMlaRowsGradient;
+extern const OpSpec kMlaKeys;
+extern const OpSpec kMlaKeysGradient;
 
 }  // namespace troupe
