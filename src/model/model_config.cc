@@ -1,8 +1,11 @@
 #include "model/model_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "ops/attention/causal_conv/causal_conv.h"
@@ -176,12 +179,17 @@ void validate_latent_attention(const ModelConfig& config) {
   if (config.rotary_percent != 1) {
     refuse("multi_latent_attention has no rotary_percent: qk_pos_emb_head_dim says what turns.");
   }
-  if (config.qk_l2_norm || config.sliding_window != 0 || config.attention_sinks ||
-      config.zero_attention_sinks || config.attention_output_gate || config.add_qkv_bias ||
-      config.add_bias_linear) {
-    refuse(
-        "multi_latent_attention has no qk_l2_norm, sliding_window, attention_sinks, "
-        "zero_attention_sinks, attention_output_gate or biases.");
+  const std::array<std::pair<bool, std::string_view>, 7> foreign = {{
+      {config.qk_l2_norm, "qk_l2_norm"},
+      {config.sliding_window != 0, "sliding_window"},
+      {config.attention_sinks, "attention_sinks"},
+      {config.zero_attention_sinks, "zero_attention_sinks"},
+      {config.attention_output_gate, "attention_output_gate"},
+      {config.add_qkv_bias, "add_qkv_bias"},
+      {config.add_bias_linear, "biases (disable_bias_linear)"},
+  }};
+  for (const auto& [is_set, name] : foreign) {
+    if (is_set) refuse(fmt::format("multi_latent_attention has no {}.", name));
   }
 }
 

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "io/hf_config.h"
@@ -490,19 +492,23 @@ TEST_F(Refusals, LatentAttentionThatCannotBe) {
   latent();
   config.rotary_percent = 0.5;
   expect_refused("multi_latent_attention has no rotary_percent");
-  for (bool ModelConfig::*part :
-       {&ModelConfig::qk_l2_norm, &ModelConfig::attention_sinks, &ModelConfig::zero_attention_sinks,
-        &ModelConfig::attention_output_gate, &ModelConfig::add_qkv_bias,
-        &ModelConfig::add_bias_linear}) {
+  const std::vector<std::pair<bool ModelConfig::*, std::string>> parts = {
+      {&ModelConfig::qk_l2_norm, "qk_l2_norm"},
+      {&ModelConfig::attention_sinks, "attention_sinks"},
+      {&ModelConfig::zero_attention_sinks, "zero_attention_sinks"},
+      {&ModelConfig::attention_output_gate, "attention_output_gate"},
+      {&ModelConfig::add_qkv_bias, "add_qkv_bias"},
+      {&ModelConfig::add_bias_linear, "biases (disable_bias_linear)"}};
+  for (const auto& [part, name] : parts) {
     latent();
     config.*part = true;
     // Queries and keys of such models may have norms, which exclude qk_l2_norm by themselves.
     config.qk_layernorm = config.qk_layernorm && !config.qk_l2_norm;
-    expect_refused("multi_latent_attention has no qk_l2_norm");
+    expect_refused("multi_latent_attention has no " + name + ".");
   }
   latent();
   config.sliding_window = 4;
-  expect_refused("multi_latent_attention has no qk_l2_norm");
+  expect_refused("multi_latent_attention has no sliding_window.");
   latent();
   config.kv_channels += 2;
   expect_refused("kv_channels");
