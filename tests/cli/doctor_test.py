@@ -10,74 +10,13 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import HERE, command, main
+from faked_machine import memory_of, run_on_faked_machine
+from program_runs import HERE, main
 
-COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-# FAKED_FILES: a folder whose files stand for those of /proc and /sys of the same name. FAKED_BLAS: what
-# OpenBLAS calls itself; FAKED_CORE: its processor, unless OPENBLAS_CORETYPE gives one. WRONG_FLOATS,
-# WRONG_DOUBLES: the index of an element of the product, from the end where it is negative.
-LIBRARY = """
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <dlfcn.h>
-#include <string>
-
-namespace {
-template <class F> F* real(const char* name) {
-  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-}
-template <class T> void spoil(const char* variable, T* c, int64_t m, int64_t n, int64_t ldc) {
-  const char* where = std::getenv(variable);
-  if (where == nullptr) return;
-  const int64_t index = std::atoi(where) < 0 ? m * n + std::atoi(where) : std::atoi(where);
-  c[index / n * ldc + index % n] += 1;
-}
-}
-extern "C" {
-using File = FILE*(const char*, const char*);
-FILE* fopen64(const char* path, const char* mode) {
-  const char* folder = std::getenv("FAKED_FILES");
-  std::string name = path;
-  if (folder != nullptr && (name.starts_with("/proc/meminfo") || name.starts_with("/sys/kernel/mm"))) {
-    name = folder + name.substr(name.rfind('/'));
-  }
-  return real<File>("fopen64")(name.c_str(), mode);
-}
-using Answer = char*();
-char* openblas_get_config() {
-  char* faked = std::getenv("FAKED_BLAS");
-  return faked != nullptr ? faked : real<Answer>("openblas_get_config")();
-}
-char* openblas_get_corename() {
-  char* faked = std::getenv("FAKED_CORE");
-  char* chosen = std::getenv("OPENBLAS_CORETYPE");
-  if (faked != nullptr) return chosen != nullptr ? chosen : faked;
-  return real<Answer>("openblas_get_corename")();
-}
-using Single = void(int, int, int, int, int, int, float, const float*, int, const float*, int, float,
-                    float*, int);
-void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
-                 const float* b, int ldb, float beta, float* c, int ldc) {
-  real<Single>("cblas_sgemm")(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  spoil("WRONG_FLOATS", c, m, n, ldc);
-}
-using Double = void(int, int, int, int, int, int, double, const double*, int, const double*, int, double,
-                    double*, int);
-void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double* a, int lda,
-                 const double* b, int ldb, double beta, double* c, int ldc) {
-  real<Double>("cblas_dgemm")(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  spoil("WRONG_DOUBLES", c, m, n, ldc);
-}
-}
-"""
 NO_MEMORY = ("/proc/meminfo does not say how much memory is available, so runs that do not fit cannot "
              "be refused")
 WRONG_PRODUCT = ("a matrix product comes out wrong: BLAS is broken on this processor. Install another "
@@ -94,25 +33,9 @@ def of_processor():
 
 
 class Doctor(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.library = HERE.folder / "faked.so"
-        source = HERE.folder / "faked.cc"
-        source.write_text(LIBRARY)
-        subprocess.run([COMPILER, "-std=c++20", "-shared", "-fPIC", "-o", cls.library, source], check=True)
-
-    def doctor(self, *flags, memory="MemTotal: 9 kB\nMemAvailable: 3145728 kB\n",
-               pages="always madvise [never]", **variables):
-        """The status and what is printed, on a machine with such files and variables."""
-        files = HERE.folder / self.id().rsplit(".", 1)[-1]
-        files.mkdir(exist_ok=True)
-        (files / "meminfo").write_text(memory)
-        (files / "enabled").write_text(pages)
-        kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
-        faked = {"LD_PRELOAD": str(self.library), "FAKED_FILES": str(files),
-                 "ASAN_OPTIONS": "verify_asan_link_order=0"}
-        done = subprocess.run(command("doctor", *flags), env=kept | faked | variables,
-                              capture_output=True, text=True, check=False)
+    def doctor(self, *flags, memory=memory_of(3 << 20), **changes):
+        """The status and what is printed, on such a machine."""
+        done = run_on_faked_machine("doctor", *flags, memory=memory, **changes)
         self.assertEqual(done.stderr, "")
         return done.returncode, done.stdout
 
