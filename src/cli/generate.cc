@@ -70,6 +70,11 @@ Task make_task(const Options& options, const ProcessGroup* processes) {
   return task;
 }
 
+std::string remedy_of_generation(uint64_t, uint64_t) {
+  return "Use a shorter --prompt, fewer --max-new-tokens, or more ranks, each with a part of the "
+         "model (docs/layouts.md).";
+}
+
 // One rank. Construction allocates nothing that is large.
 class GenerateRank {
  public:
@@ -82,7 +87,7 @@ class GenerateRank {
 
   // On all ranks at once. Rank 0 prints, and looks for signals.
   ExitStatus run() {
-    session_.check({{plan_.step.program.get(), &plan_.memory}}, remedy_of_inference);
+    session_.check({{plan_.step.program.get(), &plan_.memory}}, remedy_of_generation);
     session_.allocate();
     const bool quiet = options_.quiet || !session_.leads();
     {
