@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace troupe {
 namespace {
@@ -54,6 +55,108 @@ TEST(Launch, IsAloneWithoutALauncher) {
   EXPECT_FALSE(launch_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
   EXPECT_FALSE(launch_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}));
   EXPECT_FALSE(launch_of({{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+}
+
+// Every field that a launch has, or its problem, in one line.
+std::string text_of(const std::optional<Launch>& launch) {
+  if (!launch) return "alone";
+  if (launch->is_of_mpi()) return "MPI" + launch->problem;
+  const RendezvousPoint& point = *launch->point;
+  std::string text = std::to_string(point.rank) + " of " + std::to_string(point.size);
+  if (!launch->problem.empty()) return text + ": " + launch->problem;
+  text += " at " + point.address + ":" + std::to_string(point.ports.front());
+  if (point.ports.size() > 1) {
+    text += " and " + std::to_string(point.ports.size() - 1) + " more to " +
+            std::to_string(point.ports.back());
+  }
+  text += ", run '" + point.run + "'";
+  if (point.may_serve) text += ", may serve";
+  if (point.serves_only_at_address) text += ", only there";
+  if (point.is_on_one_machine) text += ", on one machine";
+  return text;
+}
+
+// Which launcher counts among several, and all that is taken from its variables.
+TEST(Launch, IsAllThatTheVariablesSay) {
+  struct Case {
+    Environment environment;
+    std::string expected;
+    bool has_mpi = true;
+  };
+  const std::string alone = " Without these variables the process is a run of its own.";
+  const std::vector<Case> cases = {
+      {kByHand, "2 of 4 at node7:29500, run 'torch node7 29500 '"},
+      {with(kByHand, {{"RANK", "0"}, {"MASTER_ADDR", "::1"}}),
+       "0 of 4 at ::1:29500, run 'torch ::1 29500 ', may serve, on one machine"},
+      {with(kByHand, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+       "2 of 4 at node7:29500, run 'torch node7 29500 '"},
+      {with(kByHand, {{"WORLD_SIZE", "65536"}, {"RANK", "65535"}}),
+       "65535 of 65536 at node7:29500, run 'torch node7 29500 '"},
+      {torchrun(),
+       "2 of 4 at node7:25671 and 15 more to 26808, run 'torch node7 29500 a', may serve, only "
+       "there"},
+      {torchrun({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}}),
+       "2 of 4 at node7:25671 and 15 more to 26808, run 'torch node7 29500 a', only there, on one "
+       "machine"},
+      {torchrun({{"TORCHELASTIC_USE_AGENT_STORE", "False"}, {"RANK", "0"}}),
+       "0 of 4 at node7:29500, run 'torch node7 29500 a', may serve"},
+      {torchrun({{"WORLD_SIZE", "1"}, {"RANK", "0"}}), "alone"},
+      {torchrun({{"WORLD_SIZE", "two"}, {"RANK", "three"}}),
+       "0 of 1: WORLD_SIZE=two is set in the environment: the number of ranks is a number from 1 "
+       "to 65536." +
+           alone},
+      {kSrun,
+       "0 of 8 at gpu04:21117 and 15 more to 18566, run 'slurm gpu[04-05,9] 17 0 ', may serve"},
+      {with(kSrun,
+            {{"SLURM_PROCID", "7"}, {"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_RESTART_COUNT", "2"}}),
+       "7 of 8 at gpu04:16045 and 15 more to 24054, run 'slurm gpu[04-05,9] 17 0 2', on one "
+       "machine"},
+      {with(kSrun, {{"SLURM_STEP_NODELIST", ""}, {"SLURM_NODELIST", "n[1,2]"}}),
+       "0 of 8 at n1:19951 and 15 more to 27904, run 'slurm n[1,2] 17 0 ', may serve"},
+      {with(kSrun, {{"SLURM_STEP_NODELIST", ""}}),
+       "0 of 8: SLURM_PROCID=0 of SLURM_STEP_NUM_TASKS=8 is set in the environment, but not "
+       "SLURM_STEP_NODELIST, on whose first host the ranks find each other." +
+           alone},
+      {with(kSrun, {{"SLURM_STEP_NUM_TASKS", "1"}}), "alone"},
+      {{{"SLURM_STEP_NUM_TASKS", "2"}},
+       "0 of 2: SLURM_STEP_NUM_TASKS=2 is set in the environment, but not SLURM_PROCID." + alone},
+      {{{"SLURM_STEP_NUM_TASKS", "1"}}, "alone"},
+      {{{"SLURM_PROCID", "0"}}, "alone"},
+      {with(kSrun, kMpirun), "MPI"},
+      {with(kSrun, kMpirun), "alone", false},
+      {with(kSrun, {{"PMI_SIZE", "1"}}), "alone"},
+      {{{"PMI_SIZE", "2"}}, "MPI"},
+      {{{"PMI_SIZE", "1"}, {"PMIX_RANK", "0"}}, "alone"},
+      {{{"OMPI_COMM_WORLD_SIZE", "1"}, {"PMI_SIZE", "2"}}, "alone"},
+      {{{"OMPI_COMM_WORLD_SIZE", "0"}, {"PMI_SIZE", "2"}}, "MPI"},
+      {{{"PMIX_RANK", "0"}}, "MPI"},
+      {{{"PMIX_RANK", "0"}}, "alone", false},
+      {with(kByHand, kMpirun), "2 of 4 at node7:29500, run 'torch node7 29500 '", false},
+      {{{"RANK", "0"}}, "0 of 1: RANK=0 is set in the environment, but not WORLD_SIZE." + alone},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "alone"},
+      {{{"WORLD_SIZE", "0"}},
+       "0 of 1: WORLD_SIZE=0 is set in the environment: the number of ranks is a number from 1 to "
+       "65536." +
+           alone},
+      {with(kByHand, {{"WORLD_SIZE", "3"}, {"RANK", "3"}, {"MASTER_PORT", "x"}}),
+       "0 of 3: RANK=3 is set in the environment: with WORLD_SIZE=3, a rank is a number from 0 to "
+       "2." +
+           alone},
+      {with(kByHand, {{"MASTER_PORT", "x"}, {"LOCAL_RANK", "9"}}),
+       "2 of 4: MASTER_PORT=x is set in the environment: a port is a number from 1 to 65535." +
+           alone},
+      {with(kByHand, {{"LOCAL_WORLD_SIZE", "0"}}),
+       "2 of 4: LOCAL_WORLD_SIZE=0 is set in the environment: the number of a host's ranks is a "
+       "number from 1 to 4." +
+           alone},
+      {with(kByHand, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "1"}}),
+       "2 of 4: LOCAL_RANK=1 is set in the environment: the number of a rank on its host is a "
+       "number from 0 to 0." +
+           alone},
+  };
+  for (const Case& each : cases) {
+    EXPECT_EQ(text_of(launch_of(each.environment, each.has_mpi)), each.expected);
+  }
 }
 
 TEST(Launch, MeetsAtThePortThatWasGivenByHand) {
