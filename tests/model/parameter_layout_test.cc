@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -273,6 +274,42 @@ TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
   contexts = sizes(12, 4, 1, 1);
   contexts.context_parallel = 3;
   expect_refused(small_moe(), contexts, 6, {"multiple of 12", "Nearest: 12."});
+}
+
+// Sequences are cut into two chunks for each rank of CP, and what a rank of CP holds among those of
+// TP where these share sequences: every length up to 60 by all sizes up to 4.
+TEST(ParameterLayout, SequencesAreMultiplesOfWhatTheyAreCutInto) {
+  for (const int32_t tp : {1, 2, 3, 4}) {
+    for (const int32_t cp : {1, 2, 3, 4}) {
+      for (const bool shares_sequences : {false, true}) {
+        LayoutOptions options = sizes(tp * cp, tp, 1, 1);
+        options.context_parallel = cp;
+        options.sequence_parallel = shares_sequences;
+        const Layout layout(options);
+        ModelConfig config = small_moe();
+        config.num_attention_heads = config.num_query_groups = 12;
+        config.ffn_hidden_size = config.moe_shared_expert_intermediate_size = 24;
+        const int64_t cut_by = shares_sequences ? tp : 1;
+        const int64_t unit = std::lcm(cp > 1 ? 2 * cp : 1, cut_by * cp);
+        for (int64_t sequence = 1; sequence <= 60; ++sequence) {
+          SCOPED_TRACE("tp " + std::to_string(tp) + " cp " + std::to_string(cp) + " sequence " +
+                       std::to_string(sequence));
+          const std::optional<Refusal> refusal = check_layout(config, layout, sequence);
+          ASSERT_EQ(refusal.has_value(), sequence % unit != 0);
+          if (!refusal) continue;
+          const int64_t below = sequence / unit * unit;
+          const std::string nearest =
+              (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
+          const std::string sharing =
+              cut_by > 1 ? " and --sequence-parallel over " + std::to_string(tp) + " ranks" : "";
+          EXPECT_EQ(text_of(*refusal), "--seq-length " + std::to_string(sequence) +
+                                           ": with --context-parallel-size " + std::to_string(cp) +
+                                           sharing + " it must be a multiple of " +
+                                           std::to_string(unit) + ". Nearest: " + nearest + ".");
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
