@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "options/layer_pattern.h"
 #include "program/test_models.h"
 
@@ -49,16 +51,57 @@ TEST(MoeLayerFreq, ListsAreJoinedRepeatedAndGrouped) {
 }
 
 TEST(MoeLayerFreq, RefusesWhatItCannotMean) {
-  for (const char* pattern :
-       {"", "0", "-1", "x", "2 3", "[0]*3", "[0,2]*2", "[0", "([0]*4", "[0]*4)", "[0]*", "[0]**4",
-        "[0]+", "[0 1 0 1]", "[1]*99999999999999999999", "([1]*10000)*10000", "[]"}) {
-    const std::string message = refusal([&] { parse_moe_layer_freq(pattern, 4); });
-    EXPECT_NE(message.find("--moe-layer-freq"), std::string::npos) << pattern << ": " << message;
+  const std::pair<std::string, std::string> cases[] = {
+      {"", "a number is missing"},
+      {"0", "a number is at least 1"},
+      {"-1", "a number is missing"},
+      {"x", "a number is missing"},
+      {"2 3", "unexpected '3'"},
+      {"10001", "the number is too large"},
+      {"[0]*3", "it describes 3 layers, the model has 4"},
+      {"[0]*5", "it describes 5 layers, the model has 4"},
+      {"[]", "it describes 0 layers, the model has 4"},
+      {"[0,2]*2", "layers are marked by 0 or 1"},
+      {"[0", "a ']' is missing"},
+      {"[0,", "a number is missing"},
+      {"[0 1 0 1]", "a ']' is missing"},
+      {"([0]*4", "a ')' is missing"},
+      {"[0]*4)", "unexpected ')'"},
+      {"[0]*", "a number is missing"},
+      {"[0]**4", "a number is missing"},
+      {"[0]+", "a '[' is missing"},
+      {"3*[0]", "a '[' is missing"},
+      {"[1]*99999999999999999999", "the number is too large"},
+      {"[1]*10001", "the number is too large"},
+      {"[1,1]*5001", "it describes too many layers"},
+      {"[1]*10000+[1]", "it describes too many layers"},
+      {"[1]*9999+[1]", "it describes 10000 layers, the model has 4"},
+      {"[1,1]*5000", "it describes 10000 layers, the model has 4"},
+      {std::string(16, '(') + "[1]" + std::string(16, ')'),
+       "it describes 1 layers, the model has 4"},
+      {std::string(17, '(') + "[1]" + std::string(17, ')'), "the brackets are nested too deeply"},
+      {std::string(50000, '(') + "[1]", "the brackets are nested too deeply"}};
+  for (const auto& [pattern, problem] : cases) {
+    EXPECT_EQ(refusal([&] { parse_moe_layer_freq(pattern, 4); }),
+              "--moe-layer-freq " + quote_name(pattern) + ": " + problem +
+                  ". Write a number, or lists of 0 and 1 such as ([0]*3+[1]*58).");
   }
-  EXPECT_NE(refusal([] { parse_moe_layer_freq("[0]*10000+[1]", 4); }).find("too many layers"),
-            std::string::npos);
-  const std::string deep = std::string(50000, '(') + "[1]";
-  refusal([&] { parse_moe_layer_freq(deep, 4); });
+}
+
+// The last of every N layers is the one of another kind.
+TEST(LayerPatterns, OfWindowsAndDeltaNetsLeaveOutTheLast) {
+  for (const auto& parse : {parse_window_attn_skip_freq, parse_linear_attention_freq}) {
+    const auto text = [&](const std::string& pattern, int32_t layers) {
+      std::string marks;
+      for (const bool has : parse(pattern, layers)) marks += has ? '1' : '0';
+      return marks;
+    };
+    EXPECT_EQ(text("1", 3), "000");
+    EXPECT_EQ(text("2", 5), "10101");
+    EXPECT_EQ(text("4", 9), "111011101");
+    EXPECT_EQ(text("10000", 3), "111");
+    EXPECT_EQ(text("[1,0,0]", 3), "100");
+  }
 }
 
 class MoeOptions : public ::testing::Test {
