@@ -1,10 +1,12 @@
 // The optimizer that flags ask for, and flags that would be read for nothing.
 #include "options/optimizer_options.h"
 
+#include <fmt/format.h>
 #include <functional>
 #include <gtest/gtest.h>
 #include <string>
 
+#include "optimizer/muon_optimizer.h"
 #include "options/options.h"
 #include "parallel/layout.h"
 #include "program/test_models.h"
@@ -32,6 +34,11 @@ TEST(OptimizerOf, MuonsFlagsBelongToIt) {
   const Case cases[] = {
       {"muon-momentum", [](Options& o) { o.muon_momentum = 0.5; }},
       {"muon-nesterov", [](Options& o) { o.muon_nesterov = true; }},
+      {"muon-scale-mode", [](Options& o) { o.muon_scale_mode = MuonScale::shape_scaling; }},
+      {"muon-coefficient-type",
+       [](Options& o) { o.muon_coefficient_type = NewtonSchulzCoefficients::simple; }},
+      {"muon-fp32-matmul-prec",
+       [](Options& o) { o.muon_fp32_matmul_prec = NewtonSchulzArithmetic::accumulation; }},
       {"muon-extra-scale-factor", [](Options& o) { o.muon_extra_scale_factor = 0.5; }},
       {"muon-num-ns-steps", [](Options& o) { o.muon_num_ns_steps = 7; }},
       {"muon-no-split-qkv", [](Options& o) { o.muon_no_split_qkv = true; }},
@@ -79,6 +86,42 @@ TEST(OptimizerOf, WhatMuonCannotDo) {
                   o.muon_num_ns_steps = 6;
                 }),
                 "--muon-num-ns-steps 6: the coefficients quintic are those of 5 steps");
+}
+
+// Every field of the optimizer's, in one line.
+std::string text_of_muon(const Options& options) {
+  const auto optimizer = optimizer_of(options, moe_model(2), try_layout({.world_size = 2}).value(),
+                                      StateSharding::none);
+  const auto* muon = dynamic_cast<const MuonOptimizer*>(optimizer.get());
+  if (muon == nullptr) return "no Muon";
+  const MuonOptions& o = muon->options();
+  return fmt::format("{} {} {} {} {} {} {} {} {}; {} {} {} {} {}", o.beta, o.nesterov,
+                     static_cast<int>(o.scale), o.extra_scale, static_cast<int>(o.coefficients),
+                     o.steps, static_cast<int>(o.arithmetic), o.split_rows, o.is_blockwise,
+                     o.adamw.beta1, o.adamw.beta2, o.adamw.epsilon, name_of(o.adamw.exp_avg),
+                     name_of(o.adamw.exp_avg_sq));
+}
+
+TEST(OptimizerOf, MuonHasWhatItsFlagsSay) {
+  Options options;
+  EXPECT_EQ(text_of_muon(options), "no Muon");
+  options.optimizer = OptimizerKind::muon;
+  EXPECT_EQ(text_of_muon(options), "0.9 false 0 1 0 5 1 true false; 0.9 0.999 1e-08 f32 f32");
+  options.muon_momentum = 0.5;
+  options.muon_nesterov = true;
+  options.muon_scale_mode = MuonScale::shape_scaling;
+  options.muon_extra_scale_factor = 0.25;
+  options.muon_coefficient_type = NewtonSchulzCoefficients::simple;
+  options.muon_num_ns_steps = 7;
+  options.muon_fp32_matmul_prec = NewtonSchulzArithmetic::accumulation;
+  options.muon_no_split_qkv = true;
+  options.muon_tp_mode = MuonTpMode::blockwise;
+  options.adam_beta1 = 0.75;
+  options.adam_beta2 = 0.875;
+  options.adam_eps = 0.125;
+  options.use_precision_aware_optimizer = true;
+  options.exp_avg_dtype = DType::bf16;
+  EXPECT_EQ(text_of_muon(options), "0.5 true 2 0.25 1 7 0 false true; 0.75 0.875 0.125 bf16 f32");
 }
 
 TEST(OptimizerOf, NarrowMomentsAreAskedForTwice) {

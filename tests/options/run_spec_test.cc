@@ -87,6 +87,81 @@ TEST(RunSpec, ResolvesAllPartsForOneModel) {
   EXPECT_EQ(spec.tokenizer.type, "byte");
 }
 
+// Every field of what a run loads, saves and prints, and of how far it goes.
+std::string text_of(const RunSpec& spec) {
+  const LoadSpec& load = spec.load;
+  const SaveSpec& save = spec.save;
+  const ReportSpec& report = spec.report;
+  const LengthSpec& length = spec.length;
+  return fmt::format("load '{}' {} {} {} '{}' {} {} {} {} {} {} {}\n", load.folder,
+                     load.step.value_or(-1), load.is_required, load.finetune, load.pretrained,
+                     load.upcycling_granularity, load.optimizer, load.any_seed, load.any_data,
+                     load.takes_model, load.keeps_schedules, load.any_schedules) +
+         fmt::format("save '{}' {} {} {} {} {} {} {}\n", save.folder, save.optimizer, save.seed,
+                     save.interval.value_or(-1), save.minutes, save.newest,
+                     save.retain_interval.value_or(-1), save.best) +
+         fmt::format("report {} {} {} {} '{}' {} {} {} {} {} {}\n", report.quiet, report.verbose,
+                     report.json, report.log_interval, report.tensorboard_folder,
+                     report.memory_curve, report.timer_curves, report.watch_gradients,
+                     report.routing.load_imbalance, report.routing.dead_experts,
+                     report.routing.router_entropy) +
+         fmt::format("length {} {} {} {} {} {} {}\n", length.steps.value_or(-1),
+                     length.samples.value_or(-1), length.left_out.size(), length.max_skipped_steps,
+                     length.exit_after_step.value_or(-1), length.exit_interval.value_or(-1),
+                     length.exit_minutes.value_or(-1)) +
+         fmt::format("profile {} {} {}, oracle {}, hardware '{}', of '{}'\n", spec.profile.enabled,
+                     spec.profile.last_step, spec.profile.folder, spec.oracle, spec.hardware,
+                     spec.model_name);
+}
+
+TEST(RunSpec, HasWhatFlagsSayOfLoadingSavingAndPrinting) {
+  Options options = options_of_run();
+  EXPECT_EQ(text_of(run_spec_of(options, std::nullopt, nullptr)),
+            "load '' -1 false false '' 0 true false false false false false\n"
+            "save '' true true -1 15 0 -1 false\n"
+            "report false false false 1 '' false false false 0 0 0\n"
+            "length 5 -1 0 20 -1 -1 -1\n"
+            "profile false 0 , oracle false, hardware '', of 'quickstart'\n");
+  options.load = "old";
+  options.ckpt_step = 3;
+  options.exit_on_missing_checkpoint = options.finetune = options.no_load_optim = true;
+  options.pretrained_checkpoint = "weights";
+  options.moe_upcycling_granularity = 2;
+  options.no_load_rng = options.allow_changed_data = options.use_checkpoint_args = true;
+  options.use_checkpoint_opt_param_scheduler = options.override_opt_param_scheduler = true;
+  options.save = "new";
+  options.no_save_optim = options.no_save_rng = options.save_best = true;
+  options.save_interval = 4;
+  options.save_interval_minutes = 2.5;
+  options.keep_checkpoints = 6;
+  options.save_retain_interval = 7;
+  options.quiet = options.verbose = options.json = true;
+  options.log_interval = 8;
+  options.tensorboard_dir = "curves";
+  options.log_memory_to_tensorboard = options.log_timers_to_tensorboard = true;
+  options.check_for_large_grads = true;
+  options.warn_load_imbalance = 1.5;
+  options.warn_dead_experts = 0.25;
+  options.warn_router_entropy = 0.125;
+  options.iterations_to_skip = {"2"};
+  options.max_skipped_steps = 9;
+  options.exit_after_step = 10;
+  options.exit_interval = 11;
+  options.exit_duration_in_mins = 12.5;
+  options.profile = options.oracle = true;
+  options.profile_step_end = 13;
+  options.profile_dir = "times";
+  options.hardware = "none";
+  EXPECT_EQ(text_of(run_spec_of(options, std::nullopt, nullptr)),
+            "load 'old' 3 true true 'weights' 0 false true true true true true\n"
+            "save 'new' false false 4 2.5 6 7 true\n"
+            "report true true true 8 'curves' true true true 1.5 0.25 0.125\n"
+            "length 5 -1 1 9 10 11 12.5\n"
+            "profile true 13 times, oracle true, hardware 'none', of 'quickstart'\n");
+  options.moe_use_upcycling = true;
+  EXPECT_EQ(load_spec_of(options).upcycling_granularity, 2);
+}
+
 TEST(RunSpec, TakesFromACheckpointWhatNoFlagSays) {
   const Options said = options_of_run();
   SavedArgs saved;
