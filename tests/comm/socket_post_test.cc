@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -145,6 +146,23 @@ TEST(Rendezvous, NamesWhoIsMissingOnce) {
       << errors[0];
   EXPECT_NE(errors[0].find("for 0.3 s"), std::string::npos) << errors[0];
   EXPECT_EQ(errors[1], "(said by another rank)");
+}
+
+TEST(Rendezvous, NamesEightOfThoseThatAreMissing) {
+  const std::pair<int, std::string> cases[] = {
+      {2, "Of 2 ranks, rank 1 did not come to localhost:"},
+      {9, "Of 9 ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 did not come to localhost:"},
+      {10, "Of 10 ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1 others did not come to localhost:"}};
+  for (const auto& [size, beginning] : cases) {
+    const uint16_t port = free_port();
+    const std::string error = connect_all({point_of(0, size, port)}, milliseconds(100))[0];
+    EXPECT_EQ(error.substr(0, beginning.size()), beginning);
+    const std::string end =
+        ") waited for them for 0.1 s (--rendezvous-timeout-s): they have not started, cannot reach "
+        "this address, or were told another one. No rank begins.";
+    ASSERT_GT(error.size(), end.size());
+    EXPECT_EQ(error.substr(error.size() - end.size()), end);
+  }
 }
 
 TEST(Rendezvous, SaysWhereNobodyWas) {
