@@ -444,6 +444,144 @@ TEST(Schedules, ContradictionsAreRefused) {
          "9223372036854775807 samples in 1 increments are too many");
 }
 
+// Each just as large as it may be, and a little larger.
+TEST(Schedules, LimitsAreKeptToTheLastNumber) {
+  struct Case {
+    std::string good;
+    std::string bad;
+    void (*set)(Options& options, const std::string& value);
+    std::string refused;
+  };
+  static const auto number = [](const std::string& text) { return std::stod(text); };
+  static const auto whole = [](const std::string& text) { return std::stoll(text); };
+  const Case cases[] = {
+      {"0.5", "0.51",
+       [](Options& o, const std::string& v) {
+         o.lr = 0.5;
+         o.min_lr = number(v);
+       },
+       "--min-lr 0.51 is larger than --lr 0.5."},
+      {"0.5", "0.51",
+       [](Options& o, const std::string& v) {
+         o.lr = 0.5;
+         o.lr_warmup_init = number(v);
+       },
+       "--lr-warmup-init 0.51 is larger than --lr 0.5."},
+      {"0.5", "0.51",
+       [](Options& o, const std::string& v) {
+         o.decoupled_lr = 0.5;
+         o.decoupled_min_lr = number(v);
+       },
+       "--decoupled-min-lr 0.51 is larger than --decoupled-lr 0.5."},
+      {"0", "0.01",
+       [](Options& o, const std::string& v) {
+         o.decoupled_lr = 0;
+         o.min_lr = number(v);
+       },
+       "--min-lr 0.01 is larger than --decoupled-lr 0."},
+      {"0.5", "0.51",
+       [](Options& o, const std::string& v) {
+         o.weight_decay_incr_style = IncreaseStyle::cosine;
+         o.start_weight_decay = number(v);
+         o.end_weight_decay = 0.5;
+       },
+       "--start-weight-decay 0.51 is larger than --end-weight-decay 0.5."},
+      {"999", "1000", [](Options& o, const std::string& v) { o.lr_warmup_samples = whole(v); },
+       "--lr-warmup-samples 1000 leaves nothing of the 1000 samples of --train-samples; the "
+       "warm-up must be shorter."},
+      {"49", "50",
+       [](Options& o, const std::string& v) {
+         o.lr_decay_samples = 50;
+         o.lr_warmup_samples = whole(v);
+       },
+       "--lr-warmup-samples 50 leaves nothing of the 50 samples of --lr-decay-samples; the warm-up "
+       "must be shorter."},
+      {"4", "5",
+       [](Options& o, const std::string& v) {
+         o.train_samples.reset();
+         o.train_iters = 5;
+         o.lr_warmup_iters = whole(v);
+       },
+       "--lr-warmup-iters 5 leaves nothing of the 5 steps of --train-iters; the warm-up must be "
+       "shorter."},
+      {"900", "901",
+       [](Options& o, const std::string& v) {
+         o.lr_decay_style = LrDecayStyle::wsd;
+         o.lr_warmup_samples = 100;
+         o.lr_wsd_decay_samples = whole(v);
+       },
+       "--lr-wsd-decay-samples 901 is longer than what the warm-up leaves of the 1000 samples of "
+       "--train-samples."},
+      {"750", "751",
+       [](Options& o, const std::string& v) {
+         o.lr_decay_style = LrDecayStyle::wsd;
+         o.lr_warmup_fraction = 0.25;
+         o.lr_wsd_decay_samples = whole(v);
+       },
+       "--lr-wsd-decay-samples 751 is longer than what the warm-up leaves of the 1000 samples of "
+       "--train-samples."},
+      {"7", "8",
+       [](Options& o, const std::string& v) {
+         o.train_samples.reset();
+         o.train_iters = 9;
+         o.lr_decay_iters = 8;
+         o.lr_decay_style = LrDecayStyle::wsd;
+         o.lr_warmup_iters = 1;
+         o.lr_wsd_decay_iters = whole(v);
+       },
+       "--lr-wsd-decay-iters 8 is longer than what the warm-up leaves of the 8 steps of "
+       "--lr-decay-iters."},
+      {"68719476736", "68719476737",
+       [](Options& o, const std::string& v) {
+         o.train_samples.reset();
+         o.train_iters = 9;
+         o.lr_decay_iters = whole(v);
+       },
+       "--lr-decay-iters 68719476737 with steps of 4 sequences is more than the 274877906944 "
+       "sequences that a run may take."},
+      {"274877906944", "274877906945",
+       [](Options& o, const std::string& v) { o.lr_decay_samples = whole(v); },
+       "--lr-decay-samples 274877906945 is more than the 274877906944 sequences that a run may "
+       "take."},
+      {"274877906944", "274877906945",
+       [](Options& o, const std::string& v) {
+         o.global_batch_size = 8;
+         o.rampup_batch_size = "4 4 " + v;
+       },
+       "--rampup-batch-size 4 4 274877906945: 274877906945 samples in 1 increments are too many; "
+       "at most 274877906944 and 1048576."},
+      {"4194308", "4194312",
+       [](Options& o, const std::string& v) {
+         o.global_batch_size = static_cast<int32_t>(whole(v));
+         o.rampup_batch_size = "4 4 10";
+       },
+       "--rampup-batch-size 4 4 10: 10 samples in 1048577 increments are too many; at most "
+       "274877906944 and 1048576."},
+      {"8", "12",
+       [](Options& o, const std::string& v) {
+         o.global_batch_size = 8;
+         o.rampup_batch_size = v + " 4 10";
+       },
+       "--rampup-batch-size 12 4 10: 12 plus multiples of 4 does not reach --global-batch-size 8."},
+      {"9000T", "9001T",
+       [](Options& o, const std::string& v) { o.step_batch_size_schedule = "0:4 " + v + ":8"; },
+       "--step-batch-size-schedule 0:4 9001T:8: '9001T:8' is not TOKENS:SIZE, as in 250B:1536."},
+      {"2K", "1K",
+       [](Options& o, const std::string& v) {
+         o.step_batch_size_schedule = "0K:4 1000:8 " + v + ":12";
+       },
+       "--step-batch-size-schedule 0K:4 1000:8 1K:12: the thresholds must rise."},
+      {"0.5K", "0.5",
+       [](Options& o, const std::string& v) { o.step_batch_size_schedule = "0:4 " + v + ":8"; },
+       "--step-batch-size-schedule 0:4 0.5:8: '0.5:8' is not TOKENS:SIZE, as in 250B:1536."},
+  };
+  for (const Case& each : cases) {
+    EXPECT_EQ(refusal_after([&](Options& o) { each.set(o, each.good); }), "accepted")
+        << each.refused;
+    EXPECT_EQ(refusal_after([&](Options& o) { each.set(o, each.bad); }), each.refused);
+  }
+}
+
 TEST(Schedules, TheLongestRunIsAccepted) {
   const auto of_iters = [](int64_t iters) {
     return refusal_after([&](Options& o) {
