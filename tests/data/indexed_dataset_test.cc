@@ -328,6 +328,19 @@ TEST(IndexedDataset, ForeignVocabularyIsReported) {
   EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
 }
 
+TEST(IndexedDataset, OneForeignTokenIsEnough) {
+  const TempFolder dir;
+  write_dataset(dir / "set", {{7, 7}});
+  const IndexedDataset dataset(dir / "set");
+  require_vocabulary(dataset, 8, "byte");
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { require_vocabulary(dataset, 7, "byte"); }),
+            (dir / "set.bin") +
+                " holds token ids from 7 to 7, but the byte tokenizer has ids 0 to 6: the data was "
+                "written with another tokenizer; tokenize the text again or name that one");
+  write_dataset(dir / "empty", {{}});
+  require_vocabulary(IndexedDataset(dir / "empty"), 1, "byte");
+}
+
 TEST(IndexedDatasetWriter, UnfinishedOutputDisappears) {
   const TempFolder dir;
   {

@@ -178,6 +178,18 @@ TEST(SentencePieceModel, ControlPiecesThatTextsHold) {
   found(pieces() + trainer_specification(kWord) + no_prefix, "piece 1 (\"</s>\")");
 }
 
+// One symbol has as many bytes as its first one says.
+TEST(SentencePieceModel, ControlPiecesOfOneSymbol) {
+  for (const std::string symbol :
+       {"z", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xef\xbf\xbc", "\xf0\x90\x80\x80"}) {
+    const auto with = [](const std::string& piece) {
+      return pieces() + sentencepiece(piece, 0, kControlPiece) + trainer_specification(kBpe);
+    };
+    expect_refused(ExitStatus::bad_request, with(symbol), "the control piece 6 (");
+    EXPECT_EQ(ids_of(with(symbol + "z"), "f").back(), 3) << symbol;
+  }
+}
+
 // The library keeps at most 64 matches, and reads what lies after them when there are more.
 TEST(SentencePieceModel, NestedUserDefinedPieces) {
   std::string nested = pieces();
@@ -205,6 +217,11 @@ TEST(SentencePieceModel, DamagedTables) {
   refused(table_of_rules(one_rule(), "fi"), "ends within a text");
   refused(table_of_rules(one_rule(), std::string(4097, 'x') + '\0'),
           "replaces with a text of 4097 bytes", ExitStatus::bad_request);
+  const std::string longest = std::string(4096, 'x') + '\0';
+  EXPECT_EQ(
+      ids_of(pieces() + normalizer_specification(table_of_rules(one_rule(), longest + longest)),
+             "f"),
+      std::vector<int32_t>({2, 3}));
 
   auto units = one_rule();
   units[3] = 512U << 10;
