@@ -60,11 +60,12 @@ void require_same_facts(ProcessGroup* group, int32_t rank, const RankFacts& fact
   }
   const std::vector<std::string> texts = group->gather(rank, text);
   if (rank != 0) return;
+  const RankFacts own = from_text(text);  // as others' come, in which a byte may be replaced
   std::vector<size_t> ranks;
   std::string first;
   for (size_t other = 1; other < texts.size(); ++other) {
     if (hashes[other] == hashes[0]) continue;
-    const std::string differences = fact_differences(facts, from_text(texts[other]));
+    const std::string differences = fact_differences(own, from_text(texts[other]));
     if (differences.empty()) continue;
     ranks.push_back(other);
     if (first.empty()) first = differences;

@@ -47,16 +47,42 @@ TEST(RankAgreement, AFactThatOneHasNotIsNotCompared) {
   EXPECT_NE(refusal({{{"the data set a", "x"}}, {{"the data set a", "y"}}}), "");
 }
 
+RankFacts numbered_facts(int count, const std::string& value) {
+  RankFacts facts;
+  for (int i = 0; i < count; ++i) facts.push_back({std::to_string(i), value});
+  return facts;
+}
+
 TEST(RankAgreement, ALongListIsCut) {
-  RankFacts left;
-  RankFacts right;
-  for (int i = 0; i < 9; ++i) {
-    left.push_back({std::to_string(i), "left"});
-    right.push_back({std::to_string(i), "right"});
-  }
-  const std::string text = fact_differences(left, right);
-  EXPECT_NE(text.find("4 is right instead of left; and 4 more"), std::string::npos) << text;
-  EXPECT_EQ(text.find("5 is"), std::string::npos) << text;
+  const auto differences = [](int count) {
+    return fact_differences(numbered_facts(count, "a"), numbered_facts(count, "b"));
+  };
+  const std::string five =
+      "0 is b instead of a; 1 is b instead of a; 2 is b instead of a; 3 is b instead of a; "
+      "4 is b instead of a";
+  EXPECT_EQ(differences(5), five);
+  EXPECT_EQ(differences(6), five + "; and 1 more");
+  EXPECT_EQ(differences(9), five + "; and 4 more");
+  EXPECT_EQ(fact_differences({{"x", "a"}}, {{"x", "a\n"}, {"y", "b"}}), "x is a? instead of a");
+}
+
+TEST(RankAgreement, ManyRanksAreCutToo) {
+  const auto of_ranks = [](size_t differing) {
+    std::vector<RankFacts> facts(differing + 1, {{"the data set a", "y"}});
+    facts[0] = {{"the data set a", "x"}};
+    return refusal(facts);
+  };
+  const std::string rest =
+      " were not started as rank 0 was. On rank 1: the data set a is y instead of x. Give all "
+      "ranks the same flags, and folders that all hosts share, or the same copies of them.";
+  EXPECT_EQ(of_ranks(8), "Ranks 1, 2, 3, 4, 5, 6, 7, 8" + rest);
+  EXPECT_EQ(of_ranks(9), "Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1 more" + rest);
+}
+
+// What cannot be written as JSON is replaced, not a reason to end.
+TEST(RankAgreement, NamesNeedNotBeText) {
+  const std::string text = refusal({{{"caf\xe9", "x"}}, {{"caf\xe9", "y"}}});
+  EXPECT_TRUE(text.starts_with("Rank 1 was not started as rank 0 was. On rank 1: caf")) << text;
 }
 
 }  // namespace
