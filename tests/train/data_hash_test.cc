@@ -91,6 +91,24 @@ TEST(DataHash, DiffersAsFarAsBothAreKnown) {
   EXPECT_TRUE(hash.differs({.bytes = 6, .sampled = 1, .full = 2}));
 }
 
+TEST(DataHash, IsDescribedByTheBestThatIsKnown) {
+  EXPECT_EQ((DataHash{.bytes = 5, .sampled = 1, .full = 2}).describe(),
+            "5 bytes, xxh3 0000000000000002");
+  EXPECT_EQ((DataHash{.bytes = 5, .sampled = 1, .full = {}}).describe(),
+            "5 bytes, sampled xxh3 0000000000000001");
+}
+
+// All sets together, to the byte.
+TEST(DataHash, SmallDataAreHashedAtOnce) {
+  const TempFolder folder;
+  write_tokens(folder / "a", 10);
+  write_tokens(folder / "b", 300);
+  const SharedDatasets sets = {std::make_shared<const IndexedDataset>(folder / "a"),
+                               std::make_shared<const IndexedDataset>(folder / "b")};
+  const uint64_t bytes = bytes_of(*sets[0]) + bytes_of(*sets[1]);
+  EXPECT_TRUE(DataHasher(sets, /*in_full=*/true, /*at_once=*/bytes).is_done());
+}
+
 TEST(DataHash, TheBackgroundFindsTheSame) {
   const TempFolder folder;
   write_tokens(folder / "a", 1 << 20);
@@ -125,6 +143,10 @@ TEST(DataHash, OfWeightsSeesEachFile) {
   EXPECT_EQ(sampled_weights_hash(folder.path()), hash);
   put("model.safetensors", "Weights");
   EXPECT_NE(sampled_weights_hash(folder.path()), hash);
+  put("a.safetensors", "");
+  const std::string expected = little_endian(0) + "a.safetensors" + little_endian(2) +
+                               "config.json{}" + little_endian(7) + "model.safetensorsWeights";
+  EXPECT_EQ(sampled_weights_hash(folder.path()), hash_bytes(expected.data(), expected.size()));
 }
 
 }  // namespace

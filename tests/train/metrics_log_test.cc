@@ -97,6 +97,31 @@ TEST_F(MetricsLogFile, TrainingLine) {
   EXPECT_EQ(json::parse(lines()[0])["loss"].get<double>(), 1.0 / 3.0) << "to the last bit";
 }
 
+// All that is written of some runs alone, and the line of the test data.
+TEST_F(MetricsLogFile, WhatSomeRunsMeasureBesides) {
+  StepMetrics metrics = step(2);
+  metrics.mtp_losses = {4, 5};
+  metrics.planned_step_time_s = 0.25;
+  metrics.rooms_lacked = 1;
+  metrics.room_needed = 1.5;
+  metrics.num_zeros = 0;
+  metrics.params_norm = 0.5;
+  {
+    MetricsLog log(path, 0);
+    log.training(metrics);
+    log.test(2, {"", 3.25, 4096});
+  }
+  ASSERT_EQ(lines().size(), 2U);
+  EXPECT_EQ(timeless(lines()[0]), json::parse(R"({
+      "step": 2, "loss": 0.3333333333333333, "lr": 0.0, "grad_norm": 0.0, "tokens": 0,
+      "batch_size": 0, "weight_decay": 0.0, "tokens_per_s": 0.0, "tflops_per_gpu": 0.0,
+      "step_time_s": 0.0, "peak_bytes": 0, "load_imbalance": 1.0, "planned_step_time_s": 0.25,
+      "mtp_1_loss": 4.0, "mtp_2_loss": 5.0, "expert_rooms_lacked": 1, "expert_room_needed": 1.5,
+      "num_zeros": 0, "params_norm": 0.5})"));
+  EXPECT_EQ(timeless(lines()[1]),
+            json::parse(R"({"step": 2, "test_loss": 3.25, "test_tokens": 4096})"));
+}
+
 // The loss of indexers is a mean over their layers, which need not have experts.
 TEST_F(MetricsLogFile, LossesOfIndexersAreWrittenByLayer) {
   StepMetrics metrics = step(1);
@@ -142,6 +167,10 @@ TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   EXPECT_FALSE(line.contains("indexer_loss"));
   EXPECT_FALSE(line.contains("indexers"));
   EXPECT_FALSE(line.contains("fp8"));
+  for (const char* name : {"planned_step_time_s", "mtp_1_loss", "expert_rooms_lacked",
+                           "expert_room_needed", "num_zeros", "params_norm"}) {
+    EXPECT_FALSE(line.contains(name)) << name;
+  }
   EXPECT_EQ(line["load_imbalance"], 1.0);
   EXPECT_EQ(line["skipped"], true);
 }
@@ -245,6 +274,16 @@ TEST_F(MetricsLogFile, LinesWaitForRoomOnTheDisk) {
   }
   ASSERT_EQ(steps().size(), 21U) << "without a gap, and no line is cut";
   EXPECT_EQ(steps().back(), 21);
+}
+
+TEST_F(MetricsLogFile, LinesThatStillWaitAreWrittenAtTheEnd) {
+  {
+    MetricsLog log(path, 0);
+    const testing::FullDisk disk(0);
+    log.training(step(1));
+    EXPECT_TRUE(steps().empty());
+  }
+  EXPECT_EQ(steps(), std::vector<int64_t>{1});
 }
 
 // 64 MiB of lines wait at most; the lines that are lost are counted once.
@@ -363,6 +402,12 @@ TEST(RouterMetrics, ImbalanceIsLargestOverMean) {
   EXPECT_EQ((RouterMetrics{.layer = 0, .rows = {0, 0}, .slots = 0, .entropy = 0, .losses = {}})
                 .imbalance(),
             1.0);
+}
+
+TEST(RouterMetrics, DroppedIsAShareOfTheChoices) {
+  EXPECT_EQ((RouterMetrics{.rows = {3, 0}, .slots = 4, .losses = {}}).dropped(), 0.25);
+  EXPECT_EQ((RouterMetrics{.rows = {3, 1}, .slots = 4, .losses = {}}).dropped(), 0);
+  EXPECT_EQ((RouterMetrics{.rows = {}, .slots = 0, .losses = {}}).dropped(), 0);
 }
 
 TEST(RouterMetrics, DeadExperts) {

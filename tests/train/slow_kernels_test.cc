@@ -1,11 +1,16 @@
+// Warnings of slow kernels, whole: for each reason what is wrong and what to change.
 #include "train/slow_kernels.h"
 
 #include <array>
 #include <gtest/gtest.h>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "ops/elementwise/add/add.h"
 #include "ops/elementwise/fill/fill.h"
+#include "plan/gpu_cluster.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -36,14 +41,49 @@ TEST(SlowKernels, AreWarnedOfOnce) {
 }
 
 TEST(SlowKernels, HaveAdviceForEveryReason) {
-  for (int reason = 1; reason <= static_cast<int>(SlowKernel::compute_capability); ++reason) {
-    const KernelVariant variant{
-        .kind = "a", .variant = "b", .slow = static_cast<SlowKernel>(reason), .operations = 1};
-    const auto warnings = warn_of_slow_kernels({&variant, 1}, {});
-    ASSERT_EQ(warnings.size(), 1U);
-    EXPECT_EQ(warnings[0].find("Warning: "), 0U);
+  const auto warnings_of = [](SlowKernel reason, int32_t capability) {
+    const KernelVariant variant{.kind = "a", .variant = "b", .slow = reason, .operations = 1};
+    return warn_of_slow_kernels({&variant, 1}, {.compute_capability = capability});
+  };
+  const std::map<SlowKernel, std::string> advice = {
+      {SlowKernel::dtype, "the fast kernels take bf16 alone. Use --bf16"},
+      {SlowKernel::mixed_dtypes,
+       "cuBLASLt does not combine these dtypes. Use --moe-router-dtype fp32"},
+      {SlowKernel::bias_dtype,
+       "cuBLASLt adds no bias of this dtype to this result. Use --disable-bias-linear or --bf16"},
+      {SlowKernel::head_size,
+       "the fast kernels take heads of 8, 16, ... 256 elements. Choose such --kv-channels"},
+      {SlowKernel::dropout, "the fast kernels have no dropout. Use --attention-dropout 0"},
+      {SlowKernel::documents,
+       "within documents the fast kernels take keys of up to 192 elements and values of up to 128. "
+       "Leave --reset-attention-mask out"},
+      {SlowKernel::one_query,
+       "a rank has a single query of a chunk. Use a longer --seq-length or a smaller "
+       "--context-parallel-size"},
+      {SlowKernel::row_bytes,
+       "tensor cores are fed with rows of a multiple of 16 bytes. Choose multiples of 8 for "
+       "--hidden-size, and for --moe-ffn-hidden-size over --expert-tensor-parallel-size"},
+      {SlowKernel::row_codes,
+       "tensor cores are fed with rows of a multiple of 16 codes. Choose multiples of 16 for "
+       "--hidden-size and for the other sizes of products"},
+      {SlowKernel::block_scales,
+       "this GPU multiplies codes with one scale for each tensor or for each 128 numbers. Use "
+       "--fp8-recipe tensorwise or blockwise"},
+      {SlowKernel::four_bits,
+       "this GPU has no products in 4 bits, and they are computed in fp32. Use --fp8-format"},
+      {SlowKernel::compute_capability,
+       "the fast kernel is for compute capability 9.0, and this GPU has 12.1. Use a Hopper GPU"}};
+  EXPECT_EQ(static_cast<size_t>(SlowKernel::compute_capability), advice.size())
+      << "all reasons are here";
+  for (const auto& [reason, text] : advice) {
+    const std::string kernels = reason == SlowKernel::block_scales
+                                    ? "kernels no faster than those of bf16"
+                                    : "slow kernels without tensor cores";
+    EXPECT_EQ(warnings_of(reason, 121),
+              std::vector{"Warning: " + kernels + " (b) for a: " + text + " to get fast ones."});
   }
-  EXPECT_TRUE(warn_of_slow_kernels({}, {}).empty());
+  EXPECT_TRUE(warnings_of(SlowKernel::no, 121).empty());
+  EXPECT_TRUE(warnings_of(SlowKernel::dropout, kNoGpu).empty()) << "a CPU has no kernels to choose";
 }
 
 TEST(SlowKernels, AreThoseOfProductsWithoutAnAlgorithm) {
@@ -59,6 +99,7 @@ TEST(SlowKernels, AreThoseOfProductsWithoutAnAlgorithm) {
       "no algorithm for their sizes. Choose multiples of 8 for the sizes of the model to get "
       "fast ones.");
   EXPECT_EQ(warn_of_missing_algorithms(program, {}), "");
+  EXPECT_TRUE(warn_of_slow_kernels(program, Device::cpu, 0).empty());
 }
 
 }  // namespace

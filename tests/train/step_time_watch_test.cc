@@ -65,6 +65,23 @@ TEST(StepTimeWatch, ComparesStepsOfOnePlanWithoutRounds) {
   EXPECT_EQ(watch.planned(), 1);
 }
 
+TEST(StepTimeWatch, TheFirstStepsOfEachPlanDoNotCount) {
+  StepTimeWatch watch;
+  add(watch, kEnough, step_of(1, 1));
+  add(watch, kEnough - 1, step_of(9, 2));
+  EXPECT_FALSE(watch.is_slow());
+  EXPECT_EQ(watch.planned(), 2);
+  watch.add(step_of(9, 2));
+  EXPECT_TRUE(watch.is_slow());
+}
+
+TEST(StepTimeWatch, TheMedianIsTheLargerOfTwo) {
+  StepTimeWatch watch;
+  add(watch, StepTimeWatch::kFirst, step_of(1));
+  for (int i = 1; i <= 21; ++i) watch.add(step_of(i));
+  EXPECT_EQ(watch.seconds(), 12) << "of 2 to 21";
+}
+
 PlannedTime planned() {
   return {.seconds = 1,
           .hardware = "a GPU",
@@ -101,6 +118,24 @@ TEST(SlowSteps, WhatIsAsPlannedIsNotNamed) {
   const std::string text =
       describe_slow_steps(40, 1.5, planned(), seen({kind("linear", 0.51)}, 1, 1));
   EXPECT_TRUE(text.ends_with("On rank 0: no kind of operation stands out.")) << text;
+}
+
+// Four are named at most, each of more than 2 % of what is planned.
+TEST(SlowSteps, FewAreNamedAndOfThoseThatMatter) {
+  const auto named = [](const std::vector<KindTime>& kinds, double idle) {
+    const std::string text = describe_slow_steps(9, 2, planned(), seen(kinds, 1 + idle, 1));
+    return text.substr(text.find("On rank 0: "));
+  };
+  EXPECT_EQ(named({kind("a", 0.02), kind("b", 0.03125), kind("c", 0.0625), kind("d", 0.09375)}, 0),
+            "On rank 0: d 93.8 ms instead of 0.0 ms, c 62.5 ms instead of 0.0 ms, b 31.2 ms "
+            "instead of 0.0 ms.");
+  EXPECT_EQ(named({kind("b", 0.03125), kind("c", 0.0625), kind("d", 0.09375)}, 0.25),
+            "On rank 0: between operations 250.0 ms, d 93.8 ms instead of 0.0 ms, c 62.5 ms "
+            "instead of 0.0 ms, b 31.2 ms instead of 0.0 ms.");
+  EXPECT_EQ(
+      named({kind("b", 0.03125), kind("c", 0.0625), kind("d", 0.09375), kind("e", 0.5)}, 0.25),
+      "On rank 0: e 500.0 ms instead of 0.0 ms, between operations 250.0 ms, d 93.8 ms "
+      "instead of 0.0 ms, c 62.5 ms instead of 0.0 ms.");
 }
 
 TEST(SlowSteps, WithoutALookTheFlagIsNamed) {
