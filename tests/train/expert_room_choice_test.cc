@@ -1,7 +1,12 @@
+// How much room experts get: the largest that fits, and the least that a load needs.
 #include "train/expert_room_choice.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
+#include <optional>
+#include <vector>
 
+#include "options/cluster_options.h"
 #include "options/model_options.h"
 #include "options/options.h"
 
@@ -101,12 +106,49 @@ TEST_F(ExpertRoomChoice, ByALoadLeavesWhatWasAsked) {
   }
 }
 
+// The least of the rooms that a choice gives that is no less than the load; none where that is as
+// much as all ranks together have.
+TEST_F(ExpertRoomChoice, ByALoadIsTheLeastThatSuffices) {
+  // Rows for each expert of the first of 8 ranks, and of the others.
+  const auto room = [&](double first, double others) {
+    ExpertLoad::LayerRows layer{
+        .layer = 0, .rows = std::vector<double>(static_cast<size_t>(config_.num_experts), others)};
+    std::fill_n(layer.rows.begin(), config_.num_experts / 8, first);
+    const std::vector<std::vector<ExpertLoad::LayerRows>> steps = {{layer}};
+    return with_least_expert_room(options_, config_, ExpertLoad::measured(steps))
+        .moe_expert_rank_capacity_factor;
+  };
+  EXPECT_EQ(room(35, 27), 1.25) << "35 of 28 on average";
+  EXPECT_EQ(room(36, 27), 1.5);
+  EXPECT_EQ(room(21, 13), 1.5) << "21 of 14";
+  EXPECT_EQ(room(42, 2), 6) << "42 of 7";
+  EXPECT_EQ(room(43, 2), std::nullopt) << "8 would be room for all";
+  EXPECT_EQ(room(1, 0), std::nullopt);
+}
+
+TEST_F(ExpertRoomChoice, ByALoadIsOfExpertsThatRanksShare) {
+  const auto room = [&] {
+    return with_least_expert_room(options_, config_, ExpertLoad()).moe_expert_rank_capacity_factor;
+  };
+  options_.expert_model_parallel_size = 1;
+  EXPECT_EQ(room(), std::nullopt) << "of one rank";
+  options_.expert_model_parallel_size = config_.num_experts + 1;
+  EXPECT_EQ(room(), std::nullopt) << "refused elsewhere";
+  options_.expert_model_parallel_size = 8;
+  config_.num_experts = 0;
+  EXPECT_EQ(room(), std::nullopt);
+}
+
 TEST_F(ExpertRoomChoice, GoesByTheGpusThatAreNamed) {
   options_.gpus = "8xh100";
   const uint64_t of_h100 = usable_bytes_of_gpu(options_);
   options_.gpus = "8xh200";
   EXPECT_LT(of_h100, usable_bytes_of_gpu(options_));
   EXPECT_EQ(of_h100 >> 30, 76U);
+  const uint64_t whole = gpu_cluster_of(options_)->model.memory_bytes;
+  EXPECT_EQ(usable_bytes_of_gpu(options_), whole - whole / 32);
+  options_.device = Device::cpu;
+  EXPECT_EQ(usable_bytes_of_gpu(options_), 0U);
 }
 
 }  // namespace

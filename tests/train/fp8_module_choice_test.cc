@@ -67,9 +67,12 @@ TEST(Fp8ModuleChoice, CountsWeightsOnceAStep) {
     return ExpertTimes{of(times.plain, ProductGroup::experts),
                        of(times.in_8_bits, ProductGroup::experts)};
   };
+  const ExpertTimes one = times_of(1);
   const ExpertTimes two = times_of(2);
   const ExpertTimes three = times_of(3);
   const ExpertTimes many = times_of(64);
+  EXPECT_LT(one.plain, two.plain);
+  EXPECT_LT(one.in_8_bits, two.in_8_bits);
   EXPECT_NEAR(many.plain - two.plain, 62 * (three.plain - two.plain), 1e-9);
   EXPECT_NEAR(many.in_8_bits - two.in_8_bits, 62 * (three.in_8_bits - two.in_8_bits), 1e-9);
   EXPECT_LT(many.in_8_bits / many.plain, 0.95 * two.in_8_bits / two.plain);

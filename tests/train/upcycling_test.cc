@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/hf_config.h"
@@ -283,6 +284,48 @@ TEST(Upcycling, EveryLayoutHasTheSameModel) {
   }
 }
 
+// Except for what says how experts are chosen, which a dense model does not look at.
+TEST(Upcycling, TheDenseModelIsTheOneThatTheExpertsAreMadeOf) {
+  const UpcyclingCase wanted{.granularity = 2};
+  const ModelConfig with = with_experts(wanted);
+  ModelConfig expected = read_hf_config(folder_of(wanted) + "/config.json");
+  expected.moe_router_topk = with.moe_router_topk;
+  expected.moe_ffn_hidden_size = with.moe_ffn_hidden_size;
+  EXPECT_TRUE(dense_model_of(with, 2) == expected);
+}
+
+TEST(Upcycling, StartsAsTheDenseModelWhereTheWeightsHaveAFixedSum) {
+  const auto starts = [](ScoreFunction score, int32_t top_k, bool before, bool normalised) {
+    ModelConfig config = with_experts({.top_k = top_k});
+    config.moe_router_score_function = score;
+    config.moe_router_pre_softmax = before;
+    config.moe_router_normalize_scores = normalised;
+    const bool result = starts_as_dense(config);
+    config.moe_router_sinkhorn = true;
+    EXPECT_FALSE(starts_as_dense(config));
+    return result;
+  };
+  EXPECT_TRUE(starts(ScoreFunction::softmax, 1, false, false));
+  EXPECT_TRUE(starts(ScoreFunction::softmax, 2, false, false));
+  EXPECT_FALSE(starts(ScoreFunction::softmax, 3, true, false));
+  EXPECT_TRUE(starts(ScoreFunction::softmax, 4, true, false)) << "all experts";
+  EXPECT_FALSE(starts(ScoreFunction::sigmoid, 2, false, false));
+  EXPECT_TRUE(starts(ScoreFunction::sigmoid, 2, false, true));
+  EXPECT_FALSE(starts(ScoreFunction::sigmoid, 1, false, true)) << "one score is not normalised";
+}
+
+TEST(Upcycling, SaysHowManyLayersAreDone) {
+  const UpcyclingCase wanted{};
+  const ModelConfig config = with_experts(wanted);
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/true);
+  const StateStorage storage(state.table);
+  std::vector<std::pair<uint64_t, uint64_t>> said;
+  upcycle(find_model(folder_of(wanted), DType::f32), 1, kSeed, state, storage,
+          [&](uint64_t done, uint64_t all) { said.emplace_back(done, all); });
+  EXPECT_EQ(config.num_layers, 2);
+  EXPECT_EQ(said, (std::vector<std::pair<uint64_t, uint64_t>>{{0, 2}, {1, 2}}));
+}
+
 TEST(Upcycling, RefusesWhatHasNoDenseModel) {
   const auto refusal = [](const UpcyclingCase& wanted) {
     return message_of(ExitStatus::bad_request, [&] { Upcycled(wanted, DType::f32); });
@@ -307,7 +350,10 @@ TEST(Upcycling, RefusesWhatHasNoDenseModel) {
   expect_phrase(refusal({.fixture = "mixtral",
                          .change = [](ModelConfig& config) { config.moe_ffn_hidden_size = 40; }}),
                 "mixtral has experts already");
-  EXPECT_EQ(dense_model_of(with_experts({.granularity = 2, .experts = 4}), 2).ffn_hidden_size, 72);
+  ModelConfig with_prediction = with_experts({});
+  with_prediction.mtp_num_layers = 1;
+  expect_phrase(message_of(ExitStatus::bad_request, [&] { dense_model_of(with_prediction, 1); }),
+                "Leave --mtp-num-layers out");
   ModelConfig dense = with_experts({});
   dense.num_experts = 0;
   expect_phrase(message_of(ExitStatus::bad_request, [&] { dense_model_of(dense, 1); }),

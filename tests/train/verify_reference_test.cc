@@ -95,6 +95,8 @@ TEST_P(ReferenceModel, PassesInBf16) {
   EXPECT_EQ(steps.size(), steps.back() + 1) << "from none to all";
   EXPECT_TRUE(result.pass);
   EXPECT_TRUE(result.oracle_identical);
+  const std::string config = TROUPE_FIXTURE_DIR "/hf/" + GetParam() + "/config.json";
+  EXPECT_EQ(result.routing_replayed, read_hf_config(config).num_experts > 0);
   EXPECT_NEAR(result.loss, result.loss_ref, 1e-2);
   EXPECT_LE(result.logits_max_abs, 5e-2 * result.logits_largest);
   EXPECT_LE(result.grad_worst_rel, 5e-2) << result.grad_worst_name;
