@@ -261,6 +261,50 @@ TEST_F(LayoutSearchTest, CostsOfALayerDoNotDependOnThePipeline) {
   EXPECT_GT(one.rest_bytes, 0);
 }
 
+// What says how layers are cut into stages, and how their micro-batches follow each other.
+TEST_F(LayoutSearchTest, CostsOfALayerAreThoseOfOneStageWhateverIsAsked) {
+  LayoutChoice choice;
+  choice.recompute = RecomputeChoice::full;
+  const auto costs = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"--num-layers", "8", "--pipeline-model-parallel-size", "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    use(words);
+    const LayoutSpace space = make_space();
+    const UnitCosts found = LayoutEstimator(space, config_, cluster_).measure(choice);
+    return std::vector{found.layer,           found.dense_layer,    found.head,
+                       found.update_of_layer, found.update_of_rest, found.layer_bytes,
+                       found.rest_bytes};
+  };
+  const std::vector<double> plain = costs({});
+  for (const std::vector<std::string>& flags : std::vector<std::vector<std::string>>{
+           {"--num-virtual-stages-per-pipeline-rank", "2"},
+           {"--num-layers-per-virtual-pipeline-stage", "2"},
+           {"--pipeline-model-parallel-layout", "Et*3|t*5L"},
+           {"--decoder-first-pipeline-num-layers", "3"},
+           {"--decoder-last-pipeline-num-layers", "3"},
+           {"--num-virtual-stages-per-pipeline-rank", "2",
+            "--microbatch-group-size-per-virtual-pipeline-stage", "4"},
+           {"--pipeline-schedule", "zb-h1"},
+           {"--rampup-batch-size", "32", "32", "1000", "--train-samples", "10000"}}) {
+    EXPECT_EQ(costs(flags), plain) << flags.front();
+  }
+}
+
+// One GPU, and layers that are all alike: steps are as long, and as large, as their parts.
+TEST_F(LayoutSearchTest, AnEstimateOfOneStageIsItsPlan) {
+  use({"--gpus", "1xh100", "--num-layers", "7", "--global-batch-size", "8"});
+  const LayoutSpace space = make_space();
+  const LayoutEstimator estimator(space, config_, cluster_);
+  LayoutChoice choice;
+  const UnitCosts costs = estimator.measure(choice);
+  const LayoutTrial trial = try_out(space.apply(choice), config_, cluster_);
+  const double seconds = estimator.seconds(costs, choice);
+  EXPECT_NEAR(seconds, trial.time.seconds, 1e-9 * seconds);
+  const auto bytes = static_cast<double>(estimator.bytes(costs, choice).all);
+  // Blocks are rounded to 256 bytes, of which each of 7 layers keeps less than 16.
+  EXPECT_NEAR(bytes, static_cast<double>(trial.bytes), 7 * 16 * 256);
+}
+
 // 3 of the first 8 layers have experts, and the layers do not repeat.
 TEST_F(LayoutSearchTest, ALayerOfManyKindsCostsTheirMean) {
   const auto cost_of_layer = [&](const std::string& kinds) {
@@ -274,6 +318,26 @@ TEST_F(LayoutSearchTest, ALayerOfManyKindsCostsTheirMean) {
   const double dense = 2 * cost_of_layer("[1,0]*6") - with_experts;
   ASSERT_GT(std::abs(dense - with_experts), 0.1 * with_experts);
   EXPECT_NEAR(mixed, (3 * with_experts + 5 * dense) / 8, 0.02 * mixed);
+}
+
+// Layers that alternate cost the mean of both kinds, whatever tells these apart.
+TEST_F(LayoutSearchTest, LayersThatAlternateCostTheirMean) {
+  const auto check = [&](const std::string& model, std::vector<bool> ModelConfig::*kinds) {
+    use({"--model", model, "--num-layers", "8", "--seq-length", "4096"});
+    const auto cost_of_layer = [&](bool even, bool odd) {
+      for (size_t i = 0; i < 8; ++i) (config_.*kinds)[i] = i % 2 == 0 ? even : odd;
+      const LayoutSpace space = make_space();
+      return LayoutEstimator(space, config_, cluster_).measure({}).layer;
+    };
+    const double one = cost_of_layer(true, true);
+    const double other = cost_of_layer(false, false);
+    ASSERT_GT(std::abs(one - other), 0.01 * one) << model;
+    // Sums of the same times in another order.
+    EXPECT_NEAR(cost_of_layer(true, false), (one + other) / 2, 1e-9 * one) << model;
+    EXPECT_NEAR(cost_of_layer(false, true), (one + other) / 2, 1e-9 * one) << model;
+  };
+  check("gpt-oss-20b", &ModelConfig::window_layers);
+  check("qwen3-next-80b-a3b", &ModelConfig::linear_attention_layers);
 }
 
 TEST_F(LayoutSearchTest, SaysHowFarEachPartOfItIs) {
@@ -309,6 +373,29 @@ TEST_F(LayoutSearchTest, TheLeastStateIsThatOfAllParameters) {
     EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice),
                      parameters * (bf16 ? 4 : 8) / options_.ranks);
   }
+}
+
+// Experts are divided among other ranks than the rest, and both by the pipeline.
+TEST_F(LayoutSearchTest, TheLeastStateIsOfTheSlicesOfARank) {
+  use({"--moe-layer-freq", "[0]*1+[1]*3", "--ffn-hidden-size", "64", "--num-layers", "4"});
+  const LayoutSpace space = make_space();
+  const Model model(config_);
+  double of_experts = 0;
+  double others = 0;
+  for (const ParameterSpec& parameter : model.parameters()) {
+    (parameter.gradient_class == GradientClass::expert ? of_experts : others) +=
+        static_cast<double>(parameter.whole_shape.elements());
+  }
+  ASSERT_GT(of_experts, 0);
+  LayoutChoice choice;
+  choice.tp = 2;
+  choice.pp = 2;
+  choice.ep = 4;
+  choice.etp = 2;
+  const LayoutEstimator estimator(space, config_, cluster_);
+  EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice), 4 * (of_experts / 16 + others / 4));
+  choice.sharding = ShardingChoice::all;
+  EXPECT_DOUBLE_EQ(estimator.least_state_bytes(choice), 4 * (of_experts + others) / 8);
 }
 
 TEST_F(LayoutSearchTest, ATrialFitsByTheBytesOfItsRoom) {
