@@ -160,6 +160,96 @@ TEST(RunSaver, ASaveThatIsRepeatedStaysWhatItWas) {
   EXPECT_EQ(saved_steps(spec.folder), (std::vector<int64_t>{6, 8}));
 }
 
+// What is said of a save that fails and of the next ones, and what is kept.
+TEST(RunSaver, SaysOnceThatSavesFail) {
+  const TempFolder folder;
+  SaveSpec spec;
+  spec.folder = folder / "run";
+  const StepRun run(saved_model(), {});
+  const RunIdentity identity = identity_of(run.config, DType::f64);
+  RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
+  std::vector<std::pair<std::string, bool>> said;
+  const auto save = [&](int64_t step) {
+    const TrainingPosition position{.step = step, .consumed_samples = step};
+    saver.save(SaveReason::asked, identity, position, run.state, run.storage,
+               [&](const std::string& text, bool warns) { said.emplace_back(text, warns); });
+  };
+  EXPECT_EQ(saver.kept(), "Nothing was saved.");
+  std::filesystem::create_directory(spec.folder);
+  put_file(folder / "run/checkpoints", "where the folder belongs");
+  save(5);
+  save(6);
+  EXPECT_EQ(saver.kept(), "Nothing was saved.");
+  ASSERT_EQ(said.size(), 1U) << "once in a minute";
+  EXPECT_EQ(said[0].first,
+            "Warning: the checkpoint of step 5 was not saved: saving step 5 failed (earlier "
+            "checkpoints are intact): " +
+                spec.folder +
+                "/checkpoints is a file, not a folder. Training goes on; the next attempt comes "
+                "within 1 min 00 s.");
+  EXPECT_TRUE(said[0].second);
+  EXPECT_FALSE(saver.is_due()) << "a minute has not passed";
+  std::filesystem::remove(folder / "run/checkpoints");
+  said.clear();
+  save(7);
+  save(7);
+  ASSERT_EQ(said.size(), 1U) << "a step is saved once";
+  EXPECT_TRUE(said[0].first.starts_with("saved " + spec.folder + "/checkpoints/step_00000007 in "))
+      << said[0].first;
+  EXPECT_FALSE(said[0].second);
+  EXPECT_EQ(saver.kept(), "The checkpoint of step 7 is kept.");
+  EXPECT_FALSE(saver.is_due());
+}
+
+// Step 0 is a checkpoint, too: that of an upcycled model.
+TEST(RunSaver, GoesOnInTheFolderOfItsRunAlone) {
+  const TempFolder folder;
+  SaveSpec spec;
+  spec.folder = folder / "run";
+  const StepRun run(saved_model(), {});
+  const RunIdentity identity = identity_of(run.config, DType::f64);
+  const auto refused = [&](int64_t step) {
+    RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
+    if (step >= 0) saver.go_on_from(step, /*by_clock=*/false);
+    EXPECT_EQ(saver.last_saved_step(), step);
+    try {
+      saver.refuse_foreign_folder();
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refused(-1), "");
+  const auto save = [&](int64_t step) {
+    save_training_checkpoint(spec.folder, identity, {.step = step}, run.state, run.storage);
+  };
+  save(0);
+  EXPECT_EQ(refused(0), "");
+  EXPECT_EQ(refused(-1), "--save " + spec.folder + ": the folder holds another run. Give --load " +
+                             spec.folder + " to go on with it, or save into another folder.");
+  save(3);
+  EXPECT_EQ(refused(3), "");
+  EXPECT_EQ(refused(2), "--save " + spec.folder + ": the folder holds later checkpoints (" +
+                            spec.folder +
+                            "/checkpoints/step_00000003) than --ckpt-step 2. Save into another "
+                            "folder, or remove them.");
+}
+
+TEST(RunSaver, WithoutAFolderNothingIsSaved) {
+  SaveSpec spec;
+  spec.minutes = 1e-9;
+  const StepRun run(saved_model(), {});
+  RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
+  EXPECT_FALSE(saver.is_due());
+  saver.lock();
+  saver.refuse_foreign_folder();
+  const auto say = [](const std::string& text, bool) { ADD_FAILURE() << text; };
+  const RunIdentity identity = identity_of(run.config, DType::f64);
+  saver.save(SaveReason::asked, identity, {.step = 1}, run.state, run.storage, say);
+  saver.save_last(identity, {.step = 2}, run.state, run.storage, say);
+  EXPECT_EQ(saver.last_saved_step(), -1);
+}
+
 // Of the newest one is kept beside those at the interval, also where the clock has made them.
 TEST(RunSaver, WhatIsRetainedStaysWhoeverAskedForIt) {
   const TempFolder folder;
@@ -363,6 +453,16 @@ TEST_F(StoredRunTest, OtherDataOfTheSameCountsAreRefused) {
   };
   EXPECT_NO_THROW(require_same_data(stored, identity, {"corpus"}, path));
   RunIdentity other = identity;
+  const auto refused_second = [&] {
+    StoredRun two = stored;
+    two.identity.data_hashes.push_back({.bytes = 9, .sampled = 1, .full = {}});
+    RunIdentity wanted = two.identity;
+    wanted.data_hashes[1].bytes = 10;
+    return refusal(ExitStatus::bad_request, [&] {
+      require_same_data(two, wanted, {"corpus", "books"}, path);
+    });
+  };
+  expect_part(refused_second(), "--data-path books: ");
   other.data_hashes[0].full = 3;
   const std::string message = refused_data(other);
   expect_part(message, "--data-path corpus");
@@ -438,6 +538,53 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
   other = identity;
   other.split = "1,0,0";
   expect_part(refused(stored, other), "was saved with --split 90,10,0, this run has 1,0,0");
+}
+
+// All that differs, up to a number of lines and of characters.
+TEST_F(StoredRunTest, WhatDiffersInModelsIsListed) {
+  const auto listed = [&](size_t count, const std::string& name) {
+    StoredRun stored;
+    RunIdentity wanted;
+    stored.identity.model.hf_architecture = name;
+    std::vector<double ModelConfig::*> fields = {&ModelConfig::activation_clamp,
+                                                 &ModelConfig::attention_dropout,
+                                                 &ModelConfig::glu_linear_offset,
+                                                 &ModelConfig::hidden_dropout,
+                                                 &ModelConfig::init_method_std,
+                                                 &ModelConfig::moe_aux_loss_coeff,
+                                                 &ModelConfig::moe_input_jitter_eps,
+                                                 &ModelConfig::moe_router_force_biased,
+                                                 &ModelConfig::moe_seq_aux_loss_coeff,
+                                                 &ModelConfig::moe_z_loss_coeff,
+                                                 &ModelConfig::mtp_loss_scaling_factor,
+                                                 &ModelConfig::norm_epsilon,
+                                                 &ModelConfig::rotary_base};
+    fields.resize(count);
+    for (double ModelConfig::*const field : fields) {
+      stored.identity.model.*field = 0.25;
+      wanted.model.*field = 0.75;
+    }
+    return refused(stored, wanted);
+  };
+  const auto text = [&](const std::string& lines) {
+    return path + " holds another model than the flags describe:" + lines +
+           "\nGive the same flags, or --use-checkpoint-args to take the model from the checkpoint.";
+  };
+  const std::string first =
+      "\n  activation_clamp: 0.25 saved, 0.75 now"
+      "\n  attention_dropout: 0.25 saved, 0.75 now";
+  EXPECT_EQ(listed(2, ""), text(first));
+  const std::string longest(58, 'x');  // 60 with its quotes
+  EXPECT_EQ(listed(2, longest),
+            text(first + "\n  hf_architecture: \"" + longest + "\" saved, \"\" now"));
+  EXPECT_EQ(listed(2, longest + "y"),
+            text(first + "\n  hf_architecture: \"" + longest + "y... saved, \"\" now"));
+  const std::string twelve = listed(12, "");
+  EXPECT_EQ(std::count(twelve.begin(), twelve.end(), '\n'), 13);
+  expect_part(twelve, "\n  norm_epsilon: 0.25 saved, 0.75 now\nGive");
+  expect_part(listed(13, ""), "\n  norm_epsilon: 0.25 saved, 0.75 now\n  and 1 more\nGive");
+  expect_part(listed(13, "x"),
+              "\n  mtp_loss_scaling_factor: 0.25 saved, 0.75 now\n  and 2 more\nGive");
 }
 
 // Every field of the model; a new one does not compile until it stands here.
@@ -622,6 +769,34 @@ TEST(CheckpointWeights, ComeIntoAnotherDtype) {
   }
 }
 
+// In bytes of the checkpoint, from tensors that are converted, too.
+TEST(CheckpointWeights, SayHowManyBytesAreLoaded) {
+  const ModelConfig config = saved_model();
+  const TempFolder folder;
+  const StepRun run(config, {.dtype = DType::bf16});
+  const std::string path = save_training_checkpoint(folder.path(), identity_of(config, DType::bf16),
+                                                    kPosition, run.state, run.storage)
+                               .path;
+  // Of f32 norms are direct, all else comes from master weights; of f64 nothing is direct.
+  for (const DType to : {DType::bf16, DType::f32, DType::f64}) {
+    const ModelState state = declare_model_state(config, to, /*trained=*/false);
+    const StateStorage storage(state.table);
+    std::vector<std::pair<uint64_t, uint64_t>> said;
+    load_checkpoint_weights(Checkpoint::open(path), DType::bf16, config, state, storage,
+                            [&](uint64_t done, uint64_t total) { said.emplace_back(done, total); });
+    uint64_t bytes = 0;
+    for (const Parameter& parameter : state.parameters) {
+      const bool is_norm = parameter.name.find("norm") != std::string::npos;
+      bytes += static_cast<uint64_t>(parameter.whole_shape.elements()) *
+               (to == DType::bf16 && !is_norm ? 2 : 4);
+    }
+    ASSERT_FALSE(said.empty()) << name_of(to);
+    EXPECT_TRUE(std::is_sorted(said.begin(), said.end())) << name_of(to);
+    for (const auto& [done, total] : said) EXPECT_EQ(total, bytes) << name_of(to);
+    EXPECT_EQ(said.back().first, bytes) << name_of(to);
+  }
+}
+
 TEST(CheckpointWeights, ThatAreNotFiniteAreNamed) {
   const ModelConfig config = saved_model();
   const TempFolder folder;
@@ -637,6 +812,33 @@ TEST(CheckpointWeights, ThatAreNotFiniteAreNamed) {
     load_checkpoint_weights(Checkpoint::open(path), DType::f32, config, state, storage);
   });
   expect_part(message, (*run.state.table)[broken.value].name + " is not finite as f32 (element 2");
+}
+
+// A damaged checkpoint that is newer than the one that is taken, unless it is whole again by then.
+TEST_F(StoredRunTest, ANewerCheckpointThatIsDamagedIsTold) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  const StepRun run(identity.model, {.dtype = DType::f32});
+  const auto save = [&](int64_t step) {
+    return save_training_checkpoint(folder.path(), identity, {.step = step}, run.state, run.storage)
+        .path;
+  };
+  const std::string one = save(1);
+  const std::string two = save(2);
+  std::vector<std::string> incomplete;
+  EXPECT_EQ(find_checkpoint(folder.path(), std::nullopt, &incomplete), two);
+  EXPECT_EQ(passed_over(folder.path(), two, {"of another time"}), "");
+  std::filesystem::rename(two + "/COMMIT", two + "/kept");
+  EXPECT_EQ(find_checkpoint(folder.path(), std::nullopt, &incomplete), one);
+  ASSERT_EQ(incomplete.size(), 1U);
+  EXPECT_EQ(passed_over(folder.path(), one, incomplete),
+            folder.path() +
+                ": the newest checkpoint, of step 2, is damaged; the newest complete one is that "
+                "of step 1. (" +
+                incomplete[0] + ")");
+  EXPECT_EQ(passed_over(folder.path(), one, {}), "");
+  EXPECT_EQ(passed_over(one, one, incomplete), "") << "it was named";
+  std::filesystem::rename(two + "/kept", two + "/COMMIT");
+  EXPECT_EQ(passed_over(folder.path(), one, incomplete), "");
 }
 
 class BrokenFacts : public StoredRunTest {
