@@ -1,6 +1,7 @@
 // What a person reads while a run goes on.
 #include "train/progress.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <fcntl.h>
 #include <functional>
