@@ -154,12 +154,18 @@ TEST(SentencePieceModel, WrongPieces) {
   wrong(pieces() + sentencepiece("<unk2>", 0, kUnknownPiece), "2 pieces stand for unknown text");
   wrong(sentencepiece("</s>", 0, kControlPiece) + sentencepiece("a"),
         "0 pieces stand for unknown text");
-  wrong(pieces() + sentencepiece("<0x4g>", 0, kBytePiece), "piece 6 (\"<0x4g>\") is marked as");
+  for (const std::string text : {"<0x4g>", "<0xG4>", "<0x/4>", "<0x4:>", "<0x@4>", "<0x4a>",
+                                 "<1x41>", "<0x41]", "<0x41>>", "<0x4>"}) {
+    wrong(pieces() + sentencepiece(text, 0, kBytePiece),
+          "piece 6 (\"" + text + "\") is marked as a byte, but is not written as one (<0x41>)");
+  }
   wrong(pieces() + byte_pieces(), "has 256 pieces for bytes, and needs 0");
   wrong(pieces() + sentencepiece("<0x41>", 0, kBytePiece) + trainer_specification(kBpe, true),
         "has 1 pieces for bytes, and needs 256");
   expect_refused(ExitStatus::bad_request, pieces() + sentencepiece(std::string(4097, 'x')),
                  "has 4097 bytes; at most 4096");
+  EXPECT_EQ(ids_of(pieces() + sentencepiece(std::string(4096, 'x')), "f"),
+            std::vector<int32_t>({2, 3}));
 }
 
 // What the library finds in a text, it looks up among the control pieces, too, and then fails.
@@ -218,6 +224,8 @@ TEST(SentencePieceModel, DamagedTables) {
   refused(table_of_rules(one_rule(), std::string(4097, 'x') + '\0'),
           "replaces with a text of 4097 bytes", ExitStatus::bad_request);
   const std::string longest = std::string(4096, 'x') + '\0';
+  refused(table_of_rules(one_rule(), longest + "x" + longest), "replaces with a text of 4097 bytes",
+          ExitStatus::bad_request);
   EXPECT_EQ(
       ids_of(pieces() + normalizer_specification(table_of_rules(one_rule(), longest + longest)),
              "f"),
