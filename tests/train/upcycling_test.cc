@@ -255,9 +255,10 @@ TEST(Upcycling, EveryLayoutHasTheSameModel) {
           "etp2_ep2_pp2",
           {.world_size = 8, .tensor_parallel = 2, .pipeline_parallel = 2, .expert_parallel = 2}),
       layout_case("sharded_optimizer", {.world_size = 2}),
-      layout_case("ep2_fsdp", {.world_size = 4, .expert_parallel = 2})};
+      layout_case("ep2_fsdp", {.world_size = 4, .expert_parallel = 2}),
+      layout_case("shards_within_rows", {.world_size = 10, .expert_parallel = 2})};
   layouts[2].sharding = StateSharding::optimizer;
-  layouts[3].sharding = StateSharding::parameters;
+  layouts[3].sharding = layouts[4].sharding = StateSharding::parameters;
   for (const testing::LayoutCase& layout : layouts) {
     const auto run = testing::run_layout_of(layout);
     int64_t compared = 0;
