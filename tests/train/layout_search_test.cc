@@ -290,19 +290,26 @@ TEST_F(LayoutSearchTest, CostsOfALayerAreThoseOfOneStageWhateverIsAsked) {
   }
 }
 
-// One GPU, and layers that are all alike: steps are as long, and as large, as their parts.
+// One GPU, and layers that are all alike or alternate: steps are as long, and as large, as their
+// parts.
 TEST_F(LayoutSearchTest, AnEstimateOfOneStageIsItsPlan) {
-  use({"--gpus", "1xh100", "--num-layers", "7", "--global-batch-size", "8"});
-  const LayoutSpace space = make_space();
-  const LayoutEstimator estimator(space, config_, cluster_);
-  LayoutChoice choice;
-  const UnitCosts costs = estimator.measure(choice);
-  const LayoutTrial trial = try_out(space.apply(choice), config_, cluster_);
-  const double seconds = estimator.seconds(costs, choice);
-  EXPECT_NEAR(seconds, trial.time.seconds, 1e-9 * seconds);
-  const auto bytes = static_cast<double>(estimator.bytes(costs, choice).all);
-  // Blocks are rounded to 256 bytes, of which each of 7 layers keeps less than 16.
-  EXPECT_NEAR(bytes, static_cast<double>(trial.bytes), 7 * 16 * 256);
+  for (const std::vector<std::string>& layers : std::vector<std::vector<std::string>>{
+           {"--num-layers", "7"},
+           {"--num-layers", "8", "--moe-layer-freq", "[1,0]*4", "--ffn-hidden-size", "64"}}) {
+    std::vector<std::string> words = {"--gpus", "1xh100", "--global-batch-size", "8"};
+    words.insert(words.end(), layers.begin(), layers.end());
+    use(words);
+    const LayoutSpace space = make_space();
+    const LayoutEstimator estimator(space, config_, cluster_);
+    LayoutChoice choice;
+    const UnitCosts costs = estimator.measure(choice);
+    const LayoutTrial trial = try_out(space.apply(choice), config_, cluster_);
+    const double seconds = estimator.seconds(costs, choice);
+    EXPECT_NEAR(seconds, trial.time.seconds, 1e-9 * seconds) << layers.back();
+    const auto bytes = static_cast<double>(estimator.bytes(costs, choice).all);
+    // Blocks are rounded to 256 bytes, of which each of 8 layers keeps less than 16.
+    EXPECT_NEAR(bytes, static_cast<double>(trial.bytes), 8 * 16 * 256) << layers.back();
+  }
 }
 
 // 3 of the first 8 layers have experts, and the layers do not repeat.

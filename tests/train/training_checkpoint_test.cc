@@ -685,9 +685,12 @@ TEST_F(StoredRunTest, AnotherTokenizerIsRefused) {
   expect_part(refused(stored, other), "--tokenizer-type byte, this run has SentencePieceTokenizer");
 }
 
-// The file goes with the weights: what comes back makes the same tokenizer without it.
+// The file goes with the weights: what comes back makes the same tokenizer without it. Beside it
+// lies other state, the experts' biases.
 TEST_F(StoredRunTest, TheTokenizersFileIsKept) {
   RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.model.moe_router_score_function = ScoreFunction::sigmoid;
+  identity.model.moe_router_enable_expert_bias = true;
   identity.tokenizer = {.type = "HuggingFaceTokenizer",
                         .path = "somewhere/tokenizer.json",
                         .contents = std::string("any\0 bytes", 10),
