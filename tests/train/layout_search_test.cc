@@ -171,6 +171,35 @@ TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
   EXPECT_EQ(choice.stages, "Et*5|t*2L");
 }
 
+// Stages that are alike are written once, where they are more than two. The fullest rank works
+// through 8 P micro-batches of P ranks, the others fill and empty the pipeline once, and the rank
+// with most layers has most to update.
+TEST_F(LayoutSearchTest, StagesAreWrittenShort) {
+  const auto stages = [&](int32_t layers, int32_t pp, int32_t vpp, double seconds,
+                          double head = 2) {
+    use({"--num-layers", std::to_string(layers)});
+    const LayoutSpace space = make_space();
+    LayoutChoice choice;
+    choice.pp = pp;
+    choice.vpp = vpp;
+    UnitCosts costs;
+    costs.layer = 1;
+    costs.head = head;
+    costs.update_of_rest = 1e4;
+    costs.update_of_layer = 1e5;
+    EXPECT_DOUBLE_EQ(LayoutEstimator(space, config_, cluster_).seconds(costs, choice), seconds);
+    return choice.stages;
+  };
+  EXPECT_EQ(stages(30, 8, 1, 64 * 4 + 28 + 4.1e5), "Et*4|(t*4|)*6t*2L");
+  EXPECT_EQ(stages(18, 5, 1, 40 * 4 + 16 + 4.1e5), "Et*4|(t*4|)*3t*2L");
+  EXPECT_EQ(stages(14, 4, 1, 32 * 4 + 12 + 4.1e5), "Et*4|t*4|t*4|t*2L");
+  EXPECT_EQ(stages(14, 2, 2, 16 * 8 + 8 / 2 + 8.1e5), "Et*4|t*4|t*4|t*2L");
+  EXPECT_EQ(stages(8, 4, 1, 32 * 3 + 7 + 3.1e5), "Et*3|t*3|t*2|L");
+  EXPECT_EQ(stages(8, 8, 1, 64 * 2 + 8 + 2.1e5), "Et*2|(t|)*6L");
+  EXPECT_EQ(stages(8, 2, 1, 16 * 4.5 + 4 + 4.1e5, 0.5), "") << "equal ones are not written";
+  EXPECT_EQ(stages(8, 1, 1, 8 * 10 + 8.1e5), "");
+}
+
 // Layers without experts have a time of their own, and those of multi-token prediction are one
 // part, with a head each: they stay with the loss.
 TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
