@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "report/page_files.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -32,6 +37,32 @@ TEST(Page, TitlesAndDataStayWhatTheyAre) {
   }
 }
 
+// Each place of the page's file holds what it is for, and all else stays as it is there.
+TEST(Page, IsItsFileWithEachPlaceFilled) {
+  const auto expected = [](const std::string& command, std::string_view script) {
+    std::string page(kPageHtml);
+    for (const auto& [place, text] :
+         std::vector<std::pair<std::string, std::string_view>>{{"@COMMAND@", command},
+                                                               {"@TITLE@", "title"},
+                                                               {"@STYLE@", kPageStyle},
+                                                               {"@DATA@", "{\"a\":1}"},
+                                                               {"@LIBRARY@", kChartLibrary},
+                                                               {"@SCRIPT@", kPageScript},
+                                                               {"@PAGE_SCRIPT@", script}}) {
+      size_t at = 0;
+      while ((at = page.find(place, at)) != std::string::npos) {
+        page.replace(at, place.size(), text);
+        at += text.size();
+      }
+    }
+    return page;
+  };
+  EXPECT_TRUE(make_page(PageKind::runs, "title", {{"a", 1}}) == expected("report", kRunPageScript));
+  EXPECT_TRUE(make_page(PageKind::step, "title", {{"a", 1}}) ==
+              expected("inspect", kStepPageScript));
+  EXPECT_NE(kRunPageScript, kStepPageScript);
+}
+
 TEST(Page, IsWrittenOverAPageOfItsKindAlone) {
   const TempFolder folder;
   const std::string path = folder / "page.html";
@@ -49,6 +80,17 @@ TEST(Page, IsWrittenOverAPageOfItsKindAlone) {
           ": this is there already and is no page of troupe inspect; nothing was written. Give "
           "another name with --html FILE.");
   EXPECT_EQ(get_file(path), second);
+  // What is shorter than the beginning of a page, or differs in its last letter.
+  const std::string beginning = "<!doctype html>\n<!-- A page of troupe report";
+  for (const std::string& other : {std::string(), beginning.substr(0, beginning.size() - 1),
+                                   beginning.substr(0, beginning.size() - 1) + "d"}) {
+    put_file(path, other);
+    expect_phrase(message_of(ExitStatus::bad_request,
+                             [&] { check_page_path(PageKind::runs, path, "--output"); }),
+                  "is no page of troupe report");
+  }
+  put_file(path, beginning);
+  check_page_path(PageKind::runs, path, "--output");
   EXPECT_EQ(message_of(ExitStatus::bad_request,
                        [&] { check_page_path(PageKind::runs, folder / "no/x.html", "--output"); }),
             "--output " + (folder / "no/x.html") + ": there is no folder " + (folder / "no") +
