@@ -63,6 +63,113 @@ TEST_F(RunFolder, TimesThatAreNoneAreNoWork) {
   EXPECT_EQ(run.work_seconds, (std::vector<double>{1, 1}));
 }
 
+// Every field of a header, by its name in the line.
+std::vector<std::string> fields_of(const StartLine& start) {
+  return {std::to_string(start.step),
+          start.time,
+          start.host,
+          start.device,
+          start.version,
+          start.commit,
+          start.model,
+          std::to_string(start.ranks),
+          std::to_string(start.parameters),
+          std::to_string(start.active_parameters),
+          std::to_string(start.matmul_limit_tflops)};
+}
+
+TEST_F(RunFolder, HeadersAreReadFieldByField) {
+  const RunRecord run =
+      read(R"({"header": 1, "step": 3, "time": "t", "host": "h", "device": "d", "version": "v", )"
+           R"("commit": "c", "model": "m", "ranks": 4, "parameters": 5, "active_parameters": 6, )"
+           R"("matmul_limit_tflops": 0.5})"
+           "\n"
+           R"({"header": 1, "step": 0})"
+           "\n"
+           R"({"header": 1, "step": 0, "time": 1, "host": null, "ranks": 2.5, "parameters": "5", )"
+           R"("active_parameters": null, "matmul_limit_tflops": -1})"
+           "\n");
+  std::vector<std::vector<std::string>> found;
+  for (const StartLine& start : run.starts) found.push_back(fields_of(start));
+  const std::vector<std::string> nothing = {"0", "", "", "", "", "", "", "0", "0", "0", "0.000000"};
+  EXPECT_EQ(found,
+            (std::vector<std::vector<std::string>>{
+                {"3", "t", "h", "d", "v", "c", "m", "4", "5", "6", "0.500000"}, nothing, nothing}));
+  EXPECT_EQ(run.last_time, "t") << "of the last line that says one";
+}
+
+// A layer without its number is the first; the mean is over the layers that are there.
+TEST_F(RunFolder, NumbersThatALineLacksAreNotKnown) {
+  const RunRecord run =
+      read(R"({"step": 0, "loss": null, "name": "x", "experts": [{"rows": [1, 2]}]})"
+           "\n"
+           R"({"step": 1, "loss": 3, "experts": []})"
+           "\n");
+  EXPECT_EQ(run.steps, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(run.work_seconds, (std::vector<double>{0, 0}));
+  EXPECT_TRUE(std::isnan(run.tokens[0]) && std::isnan(run.tokens[1]));
+  EXPECT_EQ(run.loads.stretches().front()[0].layer, 0);
+  std::vector<std::string> names;
+  for (const auto& [name, curve] : run.curves) {
+    names.push_back(name + " " + std::to_string(curve.steps.size()));
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"dead_experts 1", "dropped 1", "loss 2",
+                                             "router_entropy 1"}));
+  EXPECT_TRUE(std::isnan(run.curves.at("loss").values[0]));
+  EXPECT_EQ(run.curves.at("loss").values[1], 3);
+  EXPECT_TRUE(std::isnan(run.curves.at("dead_experts").values[0]));
+  EXPECT_TRUE(run.overflows.empty());
+}
+
+// One sentence for each reason, with the number of the first such line.
+TEST_F(RunFolder, NotesSayWhatWasLeftOut) {
+  const auto step = [](int number) { return step_at(number, "23:00:01.000"); };
+  const std::string rows = R"({"step": 9, "loss": 1, "experts": [{"rows": [1]}]})"
+                           "\n";
+  const std::string others = R"({"step": 10, "loss": 1, "experts": [{"rows": [1, 2]}]})"
+                             "\n";
+  const std::string more = R"({"step": 11, "loss": 1, "experts": [{"rows": [1, 2]}]})"
+                           "\n";
+  EXPECT_EQ(notes_of(step(1) + "[]\n" + step(1) + rows + others + "{"),
+            (std::vector<std::string>{
+                "metrics.jsonl: line 6, the last, is cut; it is left out.",
+                "metrics.jsonl: line 2 is not a line of metrics; it is left out.",
+                "metrics.jsonl: line 3 is of a step that is not after the one before; it is left "
+                "out.",
+                "metrics.jsonl: line 5 is with experts that are not those of the steps before; it "
+                "is left out."}));
+  EXPECT_EQ(
+      notes_of(step(2) + step(1) + step(2) + "{\n" + rows + others + "{}\n\n" + more),
+      (std::vector<std::string>{
+          "metrics.jsonl: 3 lines are not a line of metrics, the first of them line 4; they are "
+          "left out.",
+          "metrics.jsonl: 2 lines are of a step that is not after the one before, the first of "
+          "them line 2; they are left out.",
+          "metrics.jsonl: 2 lines are with experts that are not those of the steps before, the "
+          "first of them line 6; they are left out."}));
+  EXPECT_EQ(notes_of(header_at(0, "23:00:00.000")),
+            std::vector<std::string>{"No step has been logged."});
+}
+
+// Loss curves rise by step; a step that comes again is left out, whatever its set.
+TEST_F(RunFolder, EvaluationsComeInTheOrderOfTheirSteps) {
+  const RunRecord run = read(R"({"step": 0, "val_loss": 4, "val_tokens": 7})"
+                             "\n"
+                             R"({"step": 2, "val_loss": 3})"
+                             "\n"
+                             R"({"step": 2, "val_loss": 2})"
+                             "\n"
+                             R"({"step": 2, "test_loss": 1, "test_tokens": 7})"
+                             "\n");
+  EXPECT_EQ(run.evaluations.size(), 2U);
+  EXPECT_EQ(run.evaluations.at("val_loss").steps, (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(run.evaluations.at("val_loss").values, (std::vector<double>{4, 3}));
+  EXPECT_EQ(run.evaluations.at("test_loss").steps, std::vector<int64_t>{2});
+  EXPECT_EQ(run.evaluations.at("test_loss").values, std::vector<double>{1});
+  EXPECT_EQ(run.notes.front(),
+            "metrics.jsonl: line 3 is of a step that is not after the one before; it is left out.");
+}
+
 TEST_F(RunFolder, LinesThatSayNothingAreCountedAndLeftOut) {
   const std::string good = step_at(1, "23:00:01.000");
   EXPECT_EQ(notes_of(good), std::vector<std::string>{});
@@ -124,6 +231,15 @@ TEST_F(RunFolder, EvaluationsAndWhatWentWrong) {
   EXPECT_TRUE(std::isnan(run.evaluations.at("val_loss/books").values.front()));
   EXPECT_EQ(run.notes,
             std::vector<std::string>{"The options are not known: the folder has no options.toml."});
+}
+
+// However it is named: its folder, with or without a slash, or the file in it.
+TEST_F(RunFolder, IsFoundByEachOfItsNames) {
+  read(step_at(1, "23:00:01.000"));
+  for (const std::string& path :
+       {folder.path(), folder.path() + "/", folder / "x/..", folder / "metrics.jsonl"}) {
+    EXPECT_EQ(read_run(path).folder, folder.path()) << path;
+  }
 }
 
 TEST_F(RunFolder, AFolderWithoutARunIsRefused) {
