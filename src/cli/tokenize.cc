@@ -78,7 +78,7 @@ ExitStatus run_tokenize(const Options& options) {
         {"output_prefix", options.output_prefix},    {"documents", result.progress.documents},
         {"empty_documents", result.empty_documents}, {"tokens", result.progress.tokens},
         {"bytes", result.progress.bytes_done},       {"seconds", seconds()}};
-    fmt::print("{}\n", document.dump(2));
+    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } else if (!options.quiet) {
     const double elapsed = seconds();
     const double rate = static_cast<double>(result.progress.bytes_done) / std::max(1e-9, elapsed);

@@ -13,7 +13,7 @@ import tomllib
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import HERE, interrupt, main, run
+from program_runs import HERE, interrupt, json_in_form, main, run
 
 MODEL = ["--model", "mixtral-tiny", "--seq-length", 32]
 
@@ -46,7 +46,8 @@ class Calibrate(unittest.TestCase):
         self.assertNotIn("collectives", path.read_text(), "one rank has no links")
         again = run("bench", "--calibrate", path, "--threads", 2, "--ranks", 2, "--json")
         self.assertEqual(again.returncode, 0, "an earlier result is replaced: " + again.stderr)
-        document = json.loads(again.stdout)
+        document, plain, formed = json_in_form(again.stdout, indent=2)
+        self.assertEqual(plain, formed)
         self.assertEqual(len(document["products"]), 12)
         self.assertEqual(len(document["within_machine"]["collectives"]), 9)
         self.assertNotIn("across_machines", document)

@@ -7,6 +7,7 @@ program and the source folder from the command line. One process, one test file.
 import json
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,16 @@ def catches_sigint(process):
     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
     return int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1
+
+
+def json_in_form(text, indent):
+    """The document in `text`; that text, and what it is with this indent (None: all in one line),
+    both with 0.5 for each number with a point, which another program may write otherwise."""
+    number = r"-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)"
+    plain = re.sub(rf'("(?:\\.|[^"\\])*")|{number}', lambda found: found[1] or "0.5", text)
+    formed = json.dumps(json.loads(plain), indent=indent, ensure_ascii=False,
+                        separators=None if indent else (",", ":"))
+    return json.loads(text), plain, formed + "\n"
 
 
 def write_config(**changes):
