@@ -2,6 +2,7 @@
 // change, and what is refused.
 #include "options/model_options.h"
 
+#include <cmath>
 #include <filesystem>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -318,6 +319,99 @@ TEST_F(ModelOptions, ADenseModelAndBack) {
   const ModelConfig moe = load_model_config(options);
   EXPECT_EQ(moe.moe_layer_count(), 2);
   EXPECT_EQ(moe.hf_architecture, "Qwen3MoeForCausalLM");
+}
+
+// What a number of experts makes of the layers: a dense model has none with experts, one that gets
+// experts has them in all layers, and any other keeps its own.
+TEST_F(ModelOptions, ANumberOfExpertsKeepsTheLayersThatHaveThem) {
+  ModelConfig base = load_model_config(options);
+  base.num_layers = 3;
+  base.ffn_hidden_size = 64;
+  base.moe_router_topk = 1;
+  base.moe_router_pre_softmax = true;
+  base.moe_router_normalize_scores = false;
+  base.moe_layers = {true, false, true};
+  ModelConfig dense = base;
+  dense.num_experts = 0;
+  dense.moe_layers = {};
+  Options flags;
+  flags.command = Command::train;
+  const auto layers = [&](const ModelConfig& from, int32_t experts) {
+    flags.num_experts = experts;
+    return load_model_config(flags, &from).moe_layers;
+  };
+  const std::vector<bool> none;
+  const std::vector<bool> all(3, true);
+  for (const int32_t experts : {0, 1, 2}) {
+    EXPECT_EQ(layers(base, experts), experts == 0 ? none : base.moe_layers) << experts;
+    EXPECT_EQ(layers(dense, experts), experts == 0 ? none : all) << experts;
+  }
+}
+
+// Of a base that stretches positions in its own way, each of the flags leaves what Megatron has, in
+// all fields.
+TEST_F(ModelOptions, AWayToStretchPositionsReplacesAnother) {
+  ModelConfig base = load_model_config(options);
+  const ModelConfig plain = base;
+  base.rope_scaling_type = RopeScalingKind::linear;
+  base.rope_scaling_factor = 3;
+  base.rope_original_positions = 17;
+  base.rope_scaling_fast = 7;
+  base.rope_scaling_slow = 5;
+  base.rope_round_range = false;
+  base.rope_mscale = 0.25;
+  base.rope_mscale_all_dim = 0.5;
+  base.rope_attention_factor = 1.5;
+  const auto made = [&](const std::string& flags) {
+    Options said = parsed_flags(flags);
+    said.model.clear();
+    return load_model_config(said, &base);
+  };
+  ModelConfig kept = base;
+  kept.hf_architecture = made("").hf_architecture;  // none has these fields
+  EXPECT_EQ(made(""), kept);
+
+  ModelConfig yarn = plain;
+  yarn.rope_scaling_type = RopeScalingKind::yarn;
+  yarn.rope_scaling_factor = 2;
+  yarn.rope_original_positions = 4096;
+  yarn.rope_scaling_fast = 32;
+  yarn.rope_scaling_slow = 1;
+  yarn.rope_mscale = 1;
+  EXPECT_EQ(made("--rope-type yarn --rotary-scaling-factor 2"), yarn);
+  EXPECT_EQ(made("--position-embedding-type yarn --rotary-scaling-factor 2"), yarn);
+
+  EXPECT_EQ(made("--rope-type yarn"), plain) << "by a factor of 1";
+  EXPECT_EQ(made("--rope-type rope"), plain);
+  ModelConfig linear = plain;
+  linear.rope_scaling_type = RopeScalingKind::linear;
+  linear.rope_scaling_factor = 4;
+  EXPECT_EQ(made("--rotary-seq-len-interpolation-factor 4"), linear);
+
+  ModelConfig llama = plain;
+  llama.rope_scaling_type = RopeScalingKind::llama3;
+  llama.rope_scaling_factor = 8;
+  llama.rope_original_positions = 8192;
+  llama.rope_scaling_fast = 4;
+  llama.rope_scaling_slow = 1;
+  EXPECT_EQ(made("--use-rope-scaling"), llama);
+}
+
+// Megatron's concentration is a ratio of two lengths, which is kept as a factor where a config.json
+// could not say it: where one of the two is 0, except both by default.
+TEST_F(ModelOptions, TheConcentrationOfYarnIsKeptWhereAFileCouldNotSayIt) {
+  const auto factor = [&](const std::string& flags) {
+    return load_model_config(parsed_flags("--rope-type yarn --rotary-scaling-factor 8 " + flags))
+        .rope_attention_factor;
+  };
+  const auto length = [](double mscale) { return 0.1 * mscale * std::log(8.0) + 1; };
+  EXPECT_EQ(factor(""), 0);
+  EXPECT_EQ(factor("--mscale 1"), 0) << "as by default";
+  EXPECT_EQ(factor("--mscale 1 --mscale-all-dim 0"), 0);
+  EXPECT_EQ(factor("--mscale 0.5 --mscale-all-dim 0.25"), 0);
+  EXPECT_DOUBLE_EQ(factor("--mscale 0.5"), length(0.5));
+  EXPECT_DOUBLE_EQ(factor("--mscale 0 --mscale-all-dim 0.5"), 1 / length(0.5));
+  EXPECT_EQ(factor("--mscale 0"), 1);
 }
 
 TEST_F(ModelOptions, Step) {
