@@ -1,9 +1,11 @@
-// Warns of gradients that are much larger than the run's first ones were (Megatron's
-// --check-for-large-grads, with its numbers). A plain object; one thread. Nothing here fails.
+// What is said of gradients that are much larger than the run's first ones were (Megatron's
+// --check-for-large-grads, with its numbers), and of those that are not finite. Plain objects; one
+// thread. Nothing here fails.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace troupe {
 
@@ -21,5 +23,9 @@ class GradientWatch {
   int64_t samples_ = 0;
   double largest_ = 0;
 };
+
+// Gradients that are not finite, for a message: the first few of their parameters' names, and how
+// many more there are. Without any, each may be finite and the sum of their squares not.
+std::string list_gradients(const std::vector<std::string>& names);
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 #include "ops/precision/code_counts/code_counts.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
+#include "train/gradient_watch.h"
 #include "train/rank_profile.h"
 #include "train/seconds_since.h"
 #include "train/slow_kernels.h"
@@ -237,18 +238,12 @@ std::string StepRunner::non_finite_gradients() const {
   for (uint64_t& bits : found) {
     for (const uint64_t other : session_.exchange(bits)) bits |= other;
   }
-  constexpr int kNamed = 3;
-  std::string text;
-  int count = 0;
+  std::vector<std::string> names;
   for (const ParameterSpec& parameter : all) {
     const size_t number = parameter.number();
-    if ((found[number / kBits] >> number % kBits & 1) == 0) continue;
-    if (++count > kNamed) continue;
-    text += (text.empty() ? "" : ", ") + parameter.full_name();
+    if ((found[number / kBits] >> number % kBits & 1) != 0) names.push_back(parameter.full_name());
   }
-  // Each may be finite and the sum of their squares not.
-  if (count == 0) return "the sum of all";
-  return count > kNamed ? fmt::format("{} and {} more", text, count - kNamed) : text;
+  return list_gradients(names);
 }
 
 void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
