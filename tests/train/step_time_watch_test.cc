@@ -49,6 +49,19 @@ TEST(StepTimeWatch, FewSlowStepsMakeNoSlowRun) {
   EXPECT_TRUE(watch.is_slow()) << "the last twenty count";
 }
 
+// The 11th of 20, whatever their order; the first of 21 is forgotten.
+TEST(StepTimeWatch, TheMedianIsThatOfTheLastSteps) {
+  StepTimeWatch watch;
+  add(watch, StepTimeWatch::kFirst, step_of(1));
+  constexpr int kSteps = StepTimeWatch::kSteps;
+  for (int i = 0; i < kSteps; ++i) watch.add(step_of(100 + i * 7 % kSteps));
+  EXPECT_EQ(watch.seconds(), 110);
+  watch.add(step_of(300));  // 100 was the first
+  EXPECT_EQ(watch.seconds(), 111);
+  watch.add(step_of(300));  // and 107 the second
+  EXPECT_EQ(watch.seconds(), 112);
+}
+
 TEST(StepTimeWatch, ComparesStepsOfOnePlanWithoutRounds) {
   StepTimeWatch watch;
   add(watch, kEnough, step_of(5, 0));
@@ -112,6 +125,20 @@ TEST(SlowSteps, TheLargestExcessComesFirst) {
             "1.00 s planned for a GPU. On rank 0: attention 550.0 ms instead of 300.0 ms, between "
             "operations 150.0 ms, linear 600.0 ms instead of 500.0 ms, permute 30.0 ms instead of "
             "0.0 ms.");
+}
+
+// Of equal ones those that come first; one of a fiftieth of the step is not worth naming.
+TEST(SlowSteps, FourAreNamed) {
+  const auto described = [](std::vector<KindTime> kinds) {
+    const std::string text = describe_slow_steps(40, 1.5, planned(), seen(std::move(kinds), 1, 1));
+    return text.substr(text.find("On rank 0: "));
+  };
+  EXPECT_EQ(described({kind("a", 0.25), kind("b", 0.25), kind("c", 0.25), kind("d", 0.5),
+                       kind("e", 0.25)}),
+            "On rank 0: d 500.0 ms instead of 0.0 ms, a 250.0 ms instead of 0.0 ms, b 250.0 ms "
+            "instead of 0.0 ms, c 250.0 ms instead of 0.0 ms.");
+  EXPECT_EQ(described({kind("a", 0.02), kind("b", 0.0201)}),
+            "On rank 0: b 20.1 ms instead of 0.0 ms.");
 }
 
 TEST(SlowSteps, WhatIsAsPlannedIsNotNamed) {
