@@ -31,23 +31,18 @@ int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) 
   if (group == nullptr) return 0;
   const std::vector<int32_t>& ranks = group->ranks_of_machine();
   const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-  const auto count = static_cast<int32_t>(ranks.size());
-  const int found = gpu_count();
-  const std::optional<int> gpu = gpu_of_place(static_cast<int32_t>(place), count, found,
-                                              ranks_per_gpu, group->own_ranks().size() == 1);
-  if (gpu) return *gpu;
-  const int32_t wanted = (count + ranks_per_gpu - 1) / ranks_per_gpu;
-  throw_bad_request(fmt::format(
-      "--device cuda: {} ranks on this machine need {} {}, and it has {}. Use as many ranks as "
-      "there are GPUs, or let them share: --ranks-per-gpu {}.",
-      count, wanted, wanted == 1 ? "GPU" : "GPUs", found, (count + found - 1) / found));
+  return gpu_of_place(static_cast<int32_t>(place), static_cast<int32_t>(ranks.size()), gpu_count(),
+                      ranks_per_gpu, group->own_ranks().size() == 1);
 }
 
-std::optional<int> gpu_of_place(int32_t place, int32_t ranks, int32_t gpus, int32_t ranks_per_gpu,
-                                bool is_process) {
+int gpu_of_place(int32_t place, int32_t ranks, int32_t gpus, int32_t ranks_per_gpu,
+                 bool is_process) {
   const int32_t wanted = (ranks + ranks_per_gpu - 1) / ranks_per_gpu;
-  if (gpus < wanted && !is_process) return std::nullopt;
-  return place / ranks_per_gpu % gpus;
+  if (gpus >= wanted || is_process) return place / ranks_per_gpu % gpus;
+  throw_bad_request(fmt::format(
+      "--device cuda: {} ranks on this machine need {} GPUs, and it has {}. Use as many ranks as "
+      "there are GPUs, or let them share: --ranks-per-gpu {}.",
+      ranks, wanted, gpus, (ranks + gpus - 1) / gpus));
 }
 
 void require_own_gpu(ProcessGroup& group, int32_t rank, uint64_t gpu, int32_t ranks_per_gpu) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "base/device.h"
 #include "comm/process_group.h"
@@ -30,9 +29,9 @@ int ranks_that_share(const DeviceSpec& spec, const ProcessGroup* group, Device d
 int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu);
 
 // The same by numbers: the rank at `place` among `ranks` of a machine, in a process that sees
-// `gpus`. Nothing when these are too few.
-std::optional<int> gpu_of_place(int32_t place, int32_t ranks, int32_t gpus, int32_t ranks_per_gpu,
-                                bool is_process);
+// `gpus`, of which there is at least one.
+int gpu_of_place(int32_t place, int32_t ranks, int32_t gpus, int32_t ranks_per_gpu,
+                 bool is_process);
 
 // Refuses (bad request) ranks of a machine more of which have got the same GPU than may share one.
 // All ranks must ask, each with what tells its GPU apart (gpu_identity()).

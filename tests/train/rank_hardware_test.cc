@@ -1,8 +1,10 @@
-// Which threads and which GPU a rank has, as far as that can be said on any machine.
+// What of a machine a rank has, threads and a GPU, as far as that can be said on any machine.
 #include "train/rank_hardware.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <utility>
+#include <vector>
 
 #include "base/machine.h"
 #include "comm/thread_group.h"
@@ -76,6 +78,7 @@ TEST(GpuOfPlace, IsTheNextOneOrShared) {
   for (const bool is_process : {false, true}) {
     EXPECT_EQ(gpu_of_place(3, 4, 4, 1, is_process), 3);
     EXPECT_EQ(gpu_of_place(3, 4, 8, 1, is_process), 3);
+    EXPECT_EQ(gpu_of_place(4, 5, 3, 2, is_process), 2);
     EXPECT_EQ(gpu_of_place(5, 8, 2, 4, is_process), 1);
     EXPECT_EQ(gpu_of_place(7, 8, 1, 8, is_process), 0);
     EXPECT_EQ(gpu_of_place(8, 9, 3, 4, is_process), 2) << "the last one has one rank";
@@ -83,8 +86,19 @@ TEST(GpuOfPlace, IsTheNextOneOrShared) {
 }
 
 TEST(GpuOfPlace, ThreadsNeedAsManyAsTheyAre) {
-  EXPECT_EQ(gpu_of_place(0, 4, 3, 1, /*is_process=*/false), std::nullopt);
-  EXPECT_EQ(gpu_of_place(0, 5, 2, 2, /*is_process=*/false), std::nullopt);
+  const auto refusal = [](int32_t ranks, int32_t gpus, int32_t ranks_per_gpu) {
+    return message_of(ExitStatus::bad_request,
+                      [&] { gpu_of_place(0, ranks, gpus, ranks_per_gpu, /*is_process=*/false); });
+  };
+  EXPECT_EQ(refusal(4, 3, 1),
+            "--device cuda: 4 ranks on this machine need 4 GPUs, and it has 3. Use as many ranks "
+            "as there are GPUs, or let them share: --ranks-per-gpu 2.");
+  EXPECT_EQ(refusal(5, 2, 2),
+            "--device cuda: 5 ranks on this machine need 3 GPUs, and it has 2. Use as many ranks "
+            "as there are GPUs, or let them share: --ranks-per-gpu 3.");
+  EXPECT_EQ(refusal(6, 2, 2),
+            "--device cuda: 6 ranks on this machine need 3 GPUs, and it has 2. Use as many ranks "
+            "as there are GPUs, or let them share: --ranks-per-gpu 3.");
 }
 
 // As many processes as a machine has GPUs, of which each sees one, or some.
