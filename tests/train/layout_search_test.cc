@@ -5,7 +5,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "options/cluster_options.h"
 #include "options/command_line.h"
@@ -475,6 +479,33 @@ std::string text_of(const LayoutSearch& found) {
   }
   if (found.nearest) text += " nearest " + text_of_sizes(found.nearest->choice);
   return text;
+}
+
+// Where the state of each layout is too large: of those with the least the one that recomputes
+// most, and of several the first.
+TEST_F(LayoutSearchTest, TheNearestHasTheLeastState) {
+  use({"--tensor-model-parallel-size", "2"});
+  cluster_.model.memory_bytes = 1'000'000;
+  const LayoutSpace space = make_space();
+  const LayoutEstimator estimator(space, config_, cluster_);
+  UnitCosts equal;
+  equal.layer = equal.dense_layer = equal.head = 1;
+  std::optional<LayoutChoice> expected;
+  double least = 0;
+  for (LayoutChoice choice : space.enumerate()) {
+    const double bytes = estimator.least_state_bytes(choice);
+    estimator.seconds(equal, choice);  // which balances the stages
+    const bool is_less =
+        !expected || bytes < least || (bytes == least && choice.recompute > expected->recompute);
+    if (!is_less) continue;
+    expected = choice;
+    least = bytes;
+  }
+  const LayoutSearch found = search(1);
+  ASSERT_TRUE(found.nearest);
+  EXPECT_EQ(found.nearest->choice, *expected);
+  EXPECT_EQ(found.nearest->choice.recompute, RecomputeChoice::full);
+  EXPECT_EQ(found.too_large, found.choices);
 }
 
 // Of few choices, what one would have thought of instead: every size of it follows from the best.
