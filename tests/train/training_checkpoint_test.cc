@@ -800,6 +800,52 @@ TEST(CheckpointWeights, SayHowManyBytesAreLoaded) {
   }
 }
 
+// Weights that one state has as master weights alone (RunLayout::weight_codes), and the other
+// beside these.
+TEST(CheckpointWeights, MayBeMastersAloneOnOneSide) {
+  const ModelConfig config = saved_model();
+  ThreadPool pool(1);
+  const auto declared = [&](bool in_codes) {
+    RunLayout layout = layout_of_one_rank(config.num_layers);
+    if (in_codes) layout.weight_codes = WeightCodes{};
+    return declare_model_state(config, DType::bf16, /*trained=*/true,
+                               {.run = std::make_shared<const RunLayout>(std::move(layout))});
+  };
+  for (const bool in_codes : {false, true}) {
+    const TempFolder folder;
+    const ModelState saved = declared(in_codes);
+    const StateStorage storage(saved.table);
+    initialize_parameters(saved, storage, 1, pool);
+    const std::string path =
+        save_training_checkpoint(folder.path(), identity_of(config, DType::bf16), kPosition, saved,
+                                 storage)
+            .path;
+    for (const bool with_optimizer : {true, false}) {
+      const ModelState state = declared(!in_codes);
+      const StateStorage loaded(state.table);
+      load_training_state(Checkpoint::open(path), config, state, loaded, {}, with_optimizer);
+      int alone = 0;
+      for (const Parameter& parameter : state.parameters) {
+        const Parameter& from = saved.parameters[parameter.number()];
+        if ((*state.table)[parameter.value].is_stored == (*saved.table)[from.value].is_stored) {
+          EXPECT_EQ(bytes_of(loaded.view(parameter.value)), bytes_of(storage.view(from.value)));
+          continue;
+        }
+        ++alone;
+        const TensorView master = storage.view(from.master);
+        if (in_codes) {
+          std::vector<double> rounded = elements(master);
+          for (double& each : rounded) each = static_cast<double>(bf16(each));
+          EXPECT_EQ(elements(loaded.view(parameter.value)), rounded);
+        } else if (with_optimizer) {
+          EXPECT_EQ(bytes_of(loaded.view(parameter.master)), bytes_of(master));
+        }
+      }
+      EXPECT_GT(alone, 0);
+    }
+  }
+}
+
 TEST(CheckpointWeights, ThatAreNotFiniteAreNamed) {
   const ModelConfig config = saved_model();
   const TempFolder folder;
