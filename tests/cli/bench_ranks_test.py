@@ -88,6 +88,21 @@ class BenchRanks(unittest.TestCase):
         self.assertRegex(" ".join(self.bench("--ranks", 2).stdout.split()),
                          r", [0-9]+\.[0-9]{3} model TFLOP/s of each rank, ")
 
+    def test_figures_of_the_text_follow_from_each_other(self):
+        shape = ["--model", "mixtral-tiny", "--seq-length", 64, "--threads", 1]
+        plan = json.loads(run("plan", *shape, "--json").stdout)
+        text = " ".join(run("bench", *shape).stdout.split())
+        found = re.search(r"seen: ([0-9.]+) ([GT])flop/s .* step ([0-9.]+) (m?s) \(median.*, "
+                          r"([0-9.]+) model TFLOP/s, ([0-9]+)% of the matmul limit", text)
+        limit, time, speed, percent = (float(found[group]) for group in (1, 3, 5, 6))
+        # Half of the last digit that is shown, of each figure.
+        expected = plan["model_flops_per_step"] / (time * {"ms": 1e-3, "s": 1}[found[4]]) / 1e12
+        self.assertAlmostEqual(speed, expected, delta=0.0005 + expected * 0.05 / time)
+        limit_tflops = limit * {"G": 1e-3, "T": 1}[found[2]]
+        share = 100 * speed / limit_tflops
+        self.assertAlmostEqual(percent, share,
+                               delta=0.5 + 100 * 0.0005 / limit_tflops + share * 0.05 / limit)
+
     def test_bench_counts_the_tokens_of_all_replicas(self):
         flags = ["--ranks", 4, "--tensor-model-parallel-size", 2, "--micro-batch-size", 3,
                  "--global-batch-size", 12, "--json"]
