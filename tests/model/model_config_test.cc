@@ -523,6 +523,38 @@ TEST_F(Refusals, LatentAttentionThatCannotBe) {
   expect_refused("multi_latent_attention has no groups of queries");
 }
 
+// Of llama3 the two ends of the range lie apart; of yarn they may meet.
+TEST_F(Refusals, RangesOfStretchedPositionsThatCannotBe) {
+  for (const RopeScalingKind kind : {RopeScalingKind::llama3, RopeScalingKind::yarn}) {
+    const bool is_yarn = kind == RopeScalingKind::yarn;
+    const auto stretch = [&](double slow, double fast) {
+      config.rope_scaling_type = kind;
+      config.rope_scaling_factor = 8;
+      config.rope_original_positions = 16;
+      config.rope_scaling_slow = slow;
+      config.rope_scaling_fast = fast;
+    };
+    stretch(1, 1.5);
+    EXPECT_NO_THROW(config.validate());
+    stretch(2, 2);
+    if (is_yarn) {
+      EXPECT_NO_THROW(config.validate());
+    } else {
+      expect_refused(
+          "rope_scaling_slow (2) must be positive, and rope_scaling_fast (2) larger than");
+    }
+    stretch(2, 1.5);
+    expect_refused(is_yarn ? "rope_scaling_fast (1.5) at least it" : "(1.5) larger than it");
+    stretch(0, 1);
+    expect_refused("rope_scaling_slow (0) must be positive");
+    stretch(1, std::numeric_limits<double>::infinity());
+    expect_refused("rope_scaling_fast (inf)");
+    stretch(1, 2);
+    config.rope_original_positions = 0;
+    expect_refused("rope_original_positions must be positive");
+  }
+}
+
 TEST_F(Refusals, NumbersThatMakeNoSense) {
   for (const int32_t depths : {-1, 101}) {
     config.mtp_num_layers = depths;

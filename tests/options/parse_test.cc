@@ -299,6 +299,52 @@ TEST(Parse, ContradictionsAreRefused) {
   EXPECT_TRUE(refusal(train_with({"--finetune"})).starts_with("--finetune takes its weights"));
 }
 
+// Of a launcher that has started four.
+TEST(Parse, RanksThatAreProcessesAreAsManyAsWereStarted) {
+  const auto parse_as_four = [](const Arguments& arguments) {
+    return parse_command_line(arguments, 4).options.ranks;
+  };
+  const auto refusal_as_four = [](const Arguments& arguments) {
+    return message_of(ExitStatus::bad_request, [&] { parse_command_line(arguments, 4); });
+  };
+  const Arguments eval = {"eval", "--load", "x", "--data-path", "y"};
+  EXPECT_EQ(parse_as_four(kTrain), 4);
+  EXPECT_EQ(parse_as_four(train_with({"--ranks", "4"})), 4);
+  EXPECT_EQ(parse_as_four(eval), 4);
+  EXPECT_EQ(
+      refusal_as_four(train_with({"--ranks", "2"})),
+      "--ranks 2: a launcher has started 4 processes, one for each rank. Leave the flag out.");
+  EXPECT_EQ(refusal_as_four(train_with({"--fake-process-group"})),
+            "A launcher has started 4 processes, but troupe train --fake-process-group works in "
+            "one. Start it without the launcher.");
+  for (const char* command : {"plan", "inspect", "doctor"}) {
+    EXPECT_EQ(refusal_as_four({command}), std::string("A launcher has started 4 processes, but "
+                                                      "troupe ") +
+                                              command +
+                                              " works in one. Start it without the launcher.");
+  }
+  EXPECT_EQ(parse_command_line(kTrain, 1).options.ranks, 1);
+}
+
+// The largest that is allowed, and the next.
+TEST(Parse, NumbersOfRanksHaveLimits) {
+  const Arguments shape = {"--model", "mixtral-tiny"};
+  const auto with = [&](Arguments arguments) {
+    arguments.insert(arguments.end(), shape.begin(), shape.end());
+    return arguments;
+  };
+  EXPECT_EQ(parse(with({"bench", "--ranks", "1024"})).ranks, 1024);
+  EXPECT_EQ(refusal(with({"bench", "--ranks", "1025"})),
+            "--ranks 1025: at most 1024 ranks run as threads of one process.");
+  EXPECT_EQ(parse(with({"plan", "--ranks", "1025"})).ranks, 1025);
+  EXPECT_EQ(parse(with({"plan", "--micro-batch-size", "2147483647"})).micro_batch_size, INT32_MAX);
+  EXPECT_EQ(refusal(with({"plan", "--micro-batch-size", "1073741824", "--ranks", "2"})),
+            "--micro-batch-size 1073741824 times --ranks 2 is more than a step holds.");
+  EXPECT_EQ(parse(with({"inspect", "--ranks", "3", "--rank", "2"})).rank, 2);
+  EXPECT_EQ(refusal(with({"inspect", "--ranks", "3", "--rank", "3"})),
+            "--rank 3: there are the ranks 0 to 2 (--ranks).");
+}
+
 TEST(Help, IsShownWhereverItIsAskedFor) {
   const auto text = [](const Arguments& arguments) { return parse_command_line(arguments).text; };
   EXPECT_EQ(text({"--help"}), overview_help());
