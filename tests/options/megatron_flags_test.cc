@@ -262,6 +262,57 @@ TEST(MegatronFlags, GatedDeltaNetsOfFlags) {
   }
 }
 
+// The flags that say nothing without another one, each alone.
+TEST(MegatronFlags, FlagsThatBelongToAnotherNeedIt) {
+  struct Group {
+    std::string needed;
+    std::vector<std::string> flags;
+  };
+  const Group groups[] = {
+      {"rope-type yarn",
+       {"rotary-scaling-factor 2", "yarn-original-max-position-embeddings 64", "yarn-beta-fast 8",
+        "yarn-beta-slow 2", "yarn-correction-range-round-to-int",
+        "no-yarn-correction-range-round-to-int", "mscale 1", "mscale-all-dim 1"}},
+      {"use-rope-scaling", {"rope-scaling-factor 2"}},
+      {"multi-latent-attention",
+       {"q-lora-rank 8", "kv-lora-rank 8", "qk-head-dim 8", "qk-pos-emb-head-dim 8",
+        "v-head-dim 8"}},
+      {"experimental-attention-variant dsa",
+       {"dsa-indexer-topk 8", "dsa-indexer-n-heads 2", "dsa-indexer-head-dim 8",
+        "dsa-indexer-k-norm-epsilon 1e-6", "dsa-indexer-loss-coeff 0.1",
+        "dsa-indexer-use-sparse-loss"}},
+      {"mtp-num-layers", {"mtp-use-repeated-layer"}},
+      {"window-size", {"window-attn-skip-freq 2"}},
+      {"fp8-format",
+       {"fp8-recipe delayed", "fp8-param-gather", "log-fp8-saturation", "fp8-modules all",
+        "no-fp8-wgrad", "first-last-layers-bf16"}},
+      {"fp4-format", {"fp4-recipe nvfp4"}},
+      {"first-last-layers-bf16", {"num-layers-at-start-in-bf16 1", "num-layers-at-end-in-bf16 1"}},
+      {"fp8-recipe delayed",
+       {"fp8-amax-history-len 4", "fp8-amax-compute-algo max", "fp8-margin 1"}},
+      {"fine-grained-activation-offloading",
+       {"offload-modules moe_act", "min-offloaded-tensor-size 8",
+        "activation-offload-fraction 0.5"}},
+      {"optimizer-cpu-offload", {"optimizer-offload-fraction 0.5"}},
+      {"gpus", {"expert-load dirichlet:1", "train-tokens 1e9"}}};
+  for (const Group& group : groups) {
+    for (const std::string& flag : group.flags) {
+      const std::string name = flag.substr(0, flag.find(' '));
+      EXPECT_EQ(
+          message_of(ExitStatus::bad_request,
+                     [&] {
+                       const Options options =
+                           parse_text("plan --model mixtral-tiny --" + flag).options;
+                       const ModelConfig config = load_model_config(options);
+                       training_step_options(options, config);
+                       run_layout_of(options, config, nullptr);
+                     }),
+          "--" + name + ": it belongs to --" + group.needed + ". Add that, or leave the flag out.")
+          << flag;
+    }
+  }
+}
+
 TEST(MegatronFlags, WaysToStretchPositions) {
   const auto scaling = [](const std::string& flags) {
     return model_of("plan --model mixtral-8x7b " + flags).rope_scaling();
@@ -279,6 +330,11 @@ TEST(MegatronFlags, WaysToStretchPositions) {
   // Nothing is left of a model's own yarn.
   EXPECT_EQ(model_of("plan --model gpt-oss-20b --use-rope-scaling").rope_scaling(),
             scaling("--use-rope-scaling"));
+  for (const char* model : {"gpt-oss-20b", "deepseek-v3"}) {
+    const std::string command = std::string("plan --model ") + model;
+    EXPECT_EQ(model_of(command + " --rope-type rope").rope_scaling(), RopeScaling{}) << model;
+    EXPECT_EQ(model_of(command + " --rope-type rope").rope_score_factor(), 1) << model;
+  }
   const RopeScaling yarn = scaling(
       "--position-embedding-type yarn --rotary-scaling-factor 8 --yarn-beta-fast 16 "
       "--yarn-beta-slow 2 --yarn-original-max-position-embeddings 2048 "
