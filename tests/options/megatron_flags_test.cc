@@ -350,6 +350,14 @@ TEST(MegatronFlags, WaysToStretchPositions) {
   // Megatron's ratio where one of the two is 0: (0.05 ln 8 + 1) / 1.
   EXPECT_NEAR(scaling("--rope-type yarn --rotary-scaling-factor 8 --mscale 0.5").concentration,
               1.1039721, 1e-6);
+  // A factor of its own only where a config.json could not say it by the two numbers.
+  for (const char* numbers : {"--mscale 1 --mscale-all-dim 0", "--mscale 0.5 --mscale-all-dim 2"}) {
+    EXPECT_EQ(model_of("plan --model mixtral-8x7b --rope-type yarn --rotary-scaling-factor 8 " +
+                       std::string(numbers))
+                  .rope_attention_factor,
+              0)
+        << numbers;
+  }
   EXPECT_EQ(scaling("--rope-type yarn"), RopeScaling{}) << "by a factor of 1";
 
   const auto refused = [](const std::string& flags) {
