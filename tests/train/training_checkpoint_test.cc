@@ -272,6 +272,23 @@ TEST(RunSaver, WhatIsRetainedStaysWhoeverAskedForIt) {
   EXPECT_EQ(save(SaveReason::asked, 6), (Steps{4, 6}));
 }
 
+TEST(RunSaver, KeepsAsManyAsAsked) {
+  for (const int32_t newest : {0, 1, 2}) {
+    const TempFolder folder;
+    SaveSpec spec;
+    spec.folder = folder / "run";
+    spec.newest = newest;
+    const StepRun run(saved_model(), {});
+    RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
+    for (const int64_t step : {1, 2, 3}) {
+      saver.save(SaveReason::asked, identity_of(run.config, DType::f64), {.step = step}, run.state,
+                 run.storage, [](const std::string&, bool) {});
+    }
+    EXPECT_EQ(saved_steps(spec.folder).size(), newest == 0 ? 3U : static_cast<size_t>(newest));
+    EXPECT_EQ(saved_steps(spec.folder).back(), 3);
+  }
+}
+
 // A run that goes on from what the clock has saved replaces it.
 TEST(RunSaver, KnowsWhyACheckpointWasMade) {
   for (const bool by_clock : {false, true}) {
@@ -772,15 +789,16 @@ TEST(CheckpointWeights, ComeIntoAnotherDtype) {
   }
 }
 
-// In bytes of the checkpoint, from tensors that are converted, too.
+// In bytes of the checkpoint, which has no master weights: all is taken as it is, or all but norms
+// is converted, or all of it is.
 TEST(CheckpointWeights, SayHowManyBytesAreLoaded) {
   const ModelConfig config = saved_model();
   const TempFolder folder;
   const StepRun run(config, {.dtype = DType::bf16});
-  const std::string path = save_training_checkpoint(folder.path(), identity_of(config, DType::bf16),
-                                                    kPosition, run.state, run.storage)
-                               .path;
-  // Of f32 norms are direct, all else comes from master weights; of f64 nothing is direct.
+  const std::string path =
+      save_training_checkpoint(folder.path(), identity_of(config, DType::bf16), kPosition,
+                               run.state, run.storage, /*group=*/nullptr, {}, {.optimizer = false})
+          .path;
   for (const DType to : {DType::bf16, DType::f32, DType::f64}) {
     const ModelState state = declare_model_state(config, to, /*trained=*/false);
     const StateStorage storage(state.table);
@@ -790,8 +808,7 @@ TEST(CheckpointWeights, SayHowManyBytesAreLoaded) {
     uint64_t bytes = 0;
     for (const Parameter& parameter : state.parameters) {
       const bool is_norm = parameter.name.find("norm") != std::string::npos;
-      bytes += static_cast<uint64_t>(parameter.whole_shape.elements()) *
-               (to == DType::bf16 && !is_norm ? 2 : 4);
+      bytes += static_cast<uint64_t>(parameter.whole_shape.elements()) * (is_norm ? 4 : 2);
     }
     ASSERT_FALSE(said.empty()) << name_of(to);
     EXPECT_TRUE(std::is_sorted(said.begin(), said.end())) << name_of(to);
