@@ -1,6 +1,7 @@
 #include "base/text.h"
 
 #include <gtest/gtest.h>
+#include <string>
 
 namespace troupe {
 namespace {
@@ -14,6 +15,16 @@ TEST(Text, IsMadeFitForAMessage) {
   EXPECT_EQ(printable("\xc2\x9b\x33\xc2\x9d|\xe2\x80\xae|\xe2\x81\xa6|"), "?3?|?|?|");
   EXPECT_EQ(printable("\xc2\xa0\xe2\x80\xaf\xe2\x82\xac\xf0\x9f\x98\x80"),
             "\xc2\xa0\xe2\x80\xaf\xe2\x82\xac\xf0\x9f\x98\x80");
+}
+
+// The first and the last of each range, and what is beside them.
+TEST(Text, WhatControlsATerminalEndsWhereItEnds) {
+  EXPECT_EQ(printable("\x1f \x7e\x7f"), "? ~?");
+  EXPECT_EQ(printable("\xc2\x80|\xc2\x9f|\xc2\xa0"), "?|?|\xc2\xa0");
+  EXPECT_EQ(printable("\xe2\x80\xa9|\xe2\x80\xaa|\xe2\x80\xae|\xe2\x80\xaf"),
+            "\xe2\x80\xa9|?|?|\xe2\x80\xaf");
+  EXPECT_EQ(printable("\xe2\x81\xa5|\xe2\x81\xa6|\xe2\x81\xa9|\xe2\x81\xaa"),
+            "\xe2\x81\xa5|?|?|\xe2\x81\xaa");
 }
 
 TEST(Text, NamesAreQuoted) {

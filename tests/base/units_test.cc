@@ -50,5 +50,30 @@ TEST(Units, RoundingReachesTheNextUnit) {
   EXPECT_EQ(format_duration(3599.6), "1 h 00 min");
 }
 
+// Below each border, and at it.
+TEST(Units, BordersAreThoseOfTheRounding) {
+  EXPECT_EQ(format_bytes(1048570), "1023.99 KiB");
+  EXPECT_EQ(format_bytes(1048571), "1.00 MiB");
+  EXPECT_EQ(format_count(999.4), "999");
+  EXPECT_EQ(format_count(999.5), "1.0 k");
+  EXPECT_EQ(format_count(999949), "999.9 k");
+  EXPECT_EQ(format_count(999950), "1.0 M");
+  EXPECT_EQ(format_count(999949e3), "999.9 M");
+  EXPECT_EQ(format_count(999950e3), "1.0 G");
+  EXPECT_EQ(format_count(999949e6), "999.9 G");
+  EXPECT_EQ(format_count(999950e6), "1.0 T");
+  EXPECT_EQ(format_count(1234e12), "1234.0 T");
+  EXPECT_EQ(format_duration(0.99994e-3), "999.9 us");
+  EXPECT_EQ(format_duration(0.99995e-3), "1.0 ms");
+  EXPECT_EQ(format_duration(0.99994), "999.9 ms");
+  EXPECT_EQ(format_duration(0.99995), "1.00 s");
+  EXPECT_EQ(format_duration(9.994), "9.99 s");
+  EXPECT_EQ(format_duration(9.995), "10.0 s");
+  EXPECT_EQ(format_duration(59.94), "59.9 s");
+  EXPECT_EQ(format_duration(59.95), "1 min 00 s");
+  EXPECT_EQ(format_duration(3599.4), "59 min 59 s");
+  EXPECT_EQ(format_duration(100 * 3600 + 59 * 60), "100 h 59 min");
+}
+
 }  // namespace
 }  // namespace troupe
