@@ -15,6 +15,7 @@
 #include "base/random.h"
 #include "data/indexed_dataset.h"
 #include "io/folder_lock.h"
+#include "model/model.h"
 #include "options/command_line.h"
 #include "options/model_options.h"
 #include "options/schedule_options.h"
@@ -321,6 +322,28 @@ TEST_F(TrainerRun, MemoryAndTimersAreCurvesWhereTheyAreAskedFor) {
         "evaluate-time", "save-checkpoint-time"}) {
     EXPECT_EQ(events_in(save + "_plain").find(name), std::string::npos) << name;
     EXPECT_NE(events_in(save + "_all").find(name), std::string::npos) << name;
+  }
+}
+
+// What a step does per second is what it did, over the time that is logged of it.
+TEST_F(TrainerRun, RatesAreThoseOfTheTimeOfAStep) {
+  for (const int ranks : {1, 2}) {
+    const std::string run = save + std::to_string(ranks);
+    const Arguments more = {
+        "--train-iters", "2", "--global-batch-size", "6", "--ranks", std::to_string(ranks),
+        "--save",        run};
+    EXPECT_EQ(train(more), ExitStatus::done);
+    const double flops = 6 * Model(load_model_config(options_of(more))).training_flops(16);
+    const std::vector<double> seconds = logged(run, "step_time_s");
+    const std::vector<double> tokens = logged(run, "tokens_per_s");
+    const std::vector<double> tflops = logged(run, "tflops_per_gpu");
+    ASSERT_EQ(seconds.size(), 2U);
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      EXPECT_GT(seconds[i], 0);
+      // A few roundings in double.
+      EXPECT_NEAR(tokens[i] * seconds[i], 6 * 16, 1e-12 * 6 * 16);
+      EXPECT_NEAR(tflops[i] * seconds[i] * ranks * 1e12, flops, 1e-12 * flops);
+    }
   }
 }
 
