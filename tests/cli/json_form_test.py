@@ -54,7 +54,7 @@ class JsonForm(unittest.TestCase):
                 (2, ["plan", *model]), (2, ["plan", *layout]),
                 (2, ["plan", *layout, "--fake-process-group"]), (2, ["plan", *search]),
                 (None, ["inspect", *model]), (None, ["inspect", *model, "--passes"]),
-                (2, ["bench", *model]), (2, ["bench", *layout]),
+                (2, ["bench", *layout]),
                 (2, ["verify", HERE.source / "tests/fixtures/hf/mixtral"])):
             with self.subTest(arguments=arguments):
                 self.document(indent, *arguments)
