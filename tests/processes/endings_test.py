@@ -157,12 +157,15 @@ class Endings(ProcessesTest):
             changed = bytearray(copy.read_bytes())
             changed[place] ^= 1
             copy.write_bytes(bytes(changed))
-            arguments = train_arguments(HERE.folder / f"{name}_copies", "--train-iters", 1)
+            save = HERE.folder / f"{name}_copies"
+            arguments = train_arguments(save, "--train-iters", 1)
             arguments[arguments.index("--data-path") + 1] = name
             result = self.start_in_copies(*arguments)
             self.assertEqual(result.returncode, 2, result.stderr_text)
             self.assertIn(f"Rank 1 was not started as rank 0 was. On rank 1: the data set {name} is "
                           "one of", result.stderr_text)
+            # Samples of the data are compared before anything is written, all of it after that.
+            self.assertEqual(save.exists(), name == "large")
         # The same data, and other weights of the same step.
         shutil.copy(HERE.folder / "fresh" / "corpus.bin", HERE.folder / "stale")
         for name, seed in (("fresh", 1), ("stale", 2)):
