@@ -81,7 +81,7 @@ class Documents(unittest.TestCase):
                 done = run(command, *shape)
                 self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(run("inspect", *shape, "--layer", 0).stdout,
-                         r"attention\(qkv_rotated, -, starts\)")
+                         r"attention\(qkv_rotated, qkv_rotated, -, starts\)")
         done = run("train", *shape, "--mock-data", "--lr", "1e-3", "--train-iters", 2,
                    "--lr-decay-style", "constant")
         self.assertEqual(done.returncode, 0, done.stderr)
