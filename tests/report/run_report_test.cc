@@ -75,6 +75,19 @@ TEST(RunReport, ListsAreCut) {
   }
 }
 
+// Also a room that is less than the even load.
+TEST(RunReport, TheRoomThatWasNeededIsTheLargest) {
+  RunRecord run = run_of_steps(1);
+  const auto needed = [&] {
+    return report_json({&run, 1}, {})["runs"][0]["summary"]["room_needed"];
+  };
+  EXPECT_EQ(needed(), nullptr);
+  for (const double room : {0.5, 0.75, 0.625}) {
+    run.overflows.push_back({.step = 1, .rooms_lacked = 1, .room_needed = room});
+  }
+  EXPECT_EQ(needed(), 0.75);
+}
+
 // Of 300 points the first and the last are those of the run.
 TEST(RunReport, AxesHaveAtMostThreeHundredPoints) {
   for (const int64_t count : {1, 2, 299, 300, 301, 598}) {
