@@ -124,7 +124,10 @@ def changes_in(file, flags, index):
                 for change in changes_of(cursor, parent, text):
                     found.setdefault(begin.line, []).append(change)
         for child in cursor.get_children():
-            visit(child, cursor)
+            # Nor has the type of a variable, which stands before its name.
+            if (cursor.kind != cindex.CursorKind.VAR_DECL
+                    or child.extent.end.offset > cursor.location.offset):
+                visit(child, cursor)
 
     for child in unit.cursor.get_children():
         visit(child, unit.cursor)
