@@ -104,7 +104,9 @@ TokenizerModel tokenizer_of(const SavedModel& model, const Options& options, std
   const bool has_files =
       options.tokenizer_type != "byte" && options.tokenizer_type != "NullTokenizer";
   const bool from_folder = has_files && options.tokenizer_model.empty();
-  return read_tokenizer_of(options, from_folder ? options.load : options.tokenizer_model);
+  Options asked = options;
+  if (options.tokenizer_type == "NullTokenizer") asked.vocab_size = model.config.vocab_size;
+  return read_tokenizer_of(asked, from_folder ? options.load : options.tokenizer_model);
 }
 
 namespace {

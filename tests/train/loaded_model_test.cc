@@ -189,8 +189,9 @@ TEST_F(EvaluationAsSaved, CountsSamplesOfTheBatchesOfItsRanks) {
 TEST_F(LoadedTokenizer, OfAnotherTypeWithoutFilesIsNotReadFromTheFolder) {
   options.tokenizer_type = "NullTokenizer";
   options.given.emplace_back("tokenizer-type");
-  options.vocab_size = 77;
+  model.config.vocab_size = 77;
   EXPECT_EQ(found().type, "NullTokenizer");
+  EXPECT_EQ(found().contents, "77 76") << "the ids of the model";
 }
 
 }  // namespace
