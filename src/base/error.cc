@@ -3,20 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/text.h"
+
 namespace troupe {
-namespace {
-
-// Messages quote flags and files: no control character of theirs may reach a terminal.
-std::string without_controls(std::string message) {
-  for (char& c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n') || byte == 0x7f) c = '?';
-  }
-  return message;
-}
-
-}  // namespace
-
+// Messages quote flags and files.
 void throw_bad_request(const std::string& message) {
   throw UserError(ExitStatus::bad_request, without_controls(message));
 }

@@ -21,7 +21,7 @@ void handle_hangup(int) {
 
 void handle_signal(int) {
   static constexpr std::string_view kFirst =
-      "\ntroupe: stopping after this step or validation; interrupt again to stop at once\n";
+      "\ntroupe: stopping after what is under way; interrupt again to stop at once\n";
   static constexpr std::string_view kSecond = "\ntroupe: stopped at once; nothing more was saved\n";
   const bool is_second = requested.exchange(true);
   const std::string_view message = is_second ? kSecond : kFirst;

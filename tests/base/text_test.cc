@@ -20,6 +20,10 @@ TEST(Text, IsMadeFitForAMessage) {
 // The first and the last of each range, and what is beside them.
 TEST(Text, WhatControlsATerminalEndsWhereItEnds) {
   EXPECT_EQ(printable("\x1f \x7e\x7f"), "? ~?");
+  // Bytes that are no UTF-8, of which terminals of 8 bits take some as controls.
+  EXPECT_EQ(printable("\x80|\x9b|\x9f|\xa0|\xe9"), "?|?|?|\xa0|\xe9");
+  EXPECT_EQ(printable("\xe2\x82\xac\x80|\xf0\x9f\x98\x80\x9b|\xe9\x9b\x9b\x9b|\xe9\x7f"),
+            "\xe2\x82\xac?|\xf0\x9f\x98\x80?|\xe9\x9b\x9b?|\xe9?");
   EXPECT_EQ(printable("\xc2\x80|\xc2\x9f|\xc2\xa0"), "?|?|\xc2\xa0");
   EXPECT_EQ(printable("\xe2\x80\xa9|\xe2\x80\xaa|\xe2\x80\xae|\xe2\x80\xaf"),
             "\xe2\x80\xa9|?|?|\xe2\x80\xaf");

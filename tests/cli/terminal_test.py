@@ -108,7 +108,7 @@ class TerminalTest(unittest.TestCase):
                             interrupt_at=r"step +\d+/100000 \| loss")
         self.assertEqual(terminal.status, 130, terminal.screen.text())
         self.assertIn("Interrupted after step", terminal.screen.text())
-        self.assertIn("stopping after this step or validation; interrupt again to stop at once",
+        self.assertIn("stopping after what is under way; interrupt again to stop at once",
                       terminal.screen.text())
         checkpoints = HERE.folder / "stopped" / "checkpoints"
         self.assertEqual(len(list(checkpoints.glob("step_*/COMMIT"))), 1)
