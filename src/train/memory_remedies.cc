@@ -33,17 +33,19 @@ constexpr size_t kFlagsColumn = 16;  // where the flags begin in a line
 using Flag = std::pair<std::string, std::string>;  // name and value
 using Flags = std::vector<Flag>;
 
+Flags full_recompute() {
+  return {{"recompute-granularity", "full"},
+          {"recompute-method", "uniform"},
+          {"recompute-num-layers", "1"}};
+}
+
 // What can be asked for beside these options.
 std::vector<Flags> candidates_of(const Options& options) {
   std::vector<Flags> candidates;
   if (options.micro_batch_size > 1) {
     candidates.push_back({{"micro-batch-size", std::to_string(options.micro_batch_size / 2)}});
   }
-  if (!options.recompute_granularity) {
-    candidates.push_back({{"recompute-granularity", "full"},
-                          {"recompute-method", "uniform"},
-                          {"recompute-num-layers", "1"}});
-  }
+  if (!options.recompute_granularity) candidates.push_back(full_recompute());
   if (options.expert_model_parallel_size > 1 &&
       (options.moe_expert_rank_capacity_factor.value_or(0) == 0 ||
        *options.moe_expert_rank_capacity_factor > kUsualRoom)) {
@@ -110,10 +112,10 @@ std::optional<Tried> try_flags(Options options, const Flags& flags, int32_t rank
   }
 }
 
-// All state sharded among as many ranks as it takes. Sharding among N ranks leaves at least an Nth
-// of the bytes; the search begins where that fits.
-std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank, uint64_t bytes,
-                                           uint64_t available) {
+// All state sharded among as many ranks as it takes, with `beside`. Sharding among N ranks leaves
+// at least an Nth of the bytes; the search begins where that fits.
+std::optional<MemoryRemedy> try_more_ranks(const Options& options, const Flags& beside,
+                                           int32_t rank, uint64_t bytes, uint64_t available) {
   Options more = options;
   more.fake_process_group = true;  // they need not all fit into this process
   int64_t ranks = 2 * int64_t{options.ranks};
@@ -127,10 +129,19 @@ std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank,
     Flags flags = {options.gpus.empty() ? Flag("ranks", std::to_string(ranks))
                                         : Flag("gpus", with_gpus(options.gpus, ranks))};
     if (!options.use_megatron_fsdp) flags.push_back({"use-megatron-fsdp", ""});
+    flags.insert(flags.end(), beside.begin(), beside.end());
     std::optional<Tried> step = try_flags(more, flags, rank);
     if (step && step->remedy.bytes <= available) return std::move(step->remedy);
   }
   return std::nullopt;
+}
+
+// With activations made again where they alone are too many.
+std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank, uint64_t bytes,
+                                           uint64_t available) {
+  auto found = try_more_ranks(options, {}, rank, bytes, available);
+  if (found || options.recompute_granularity) return found;
+  return try_more_ranks(options, full_recompute(), rank, bytes, available);
 }
 
 }  // namespace

@@ -23,6 +23,27 @@ TEST(MemoryRemedies, EndWithMoreMachinesThatHaveAsMuchMemory) {
   EXPECT_LE(machines.bytes, plenty);
 }
 
+// Where its activations alone are too many for each of more ranks, they make them again.
+TEST(MemoryRemedies, MoreMachinesRecomputeWhereTheyMust) {
+  const auto last = [](std::vector<std::string> more) {
+    std::vector<std::string> words = {"plan",   "--model",      "mixtral-8x7b",
+                                      "--bf16", "--seq-length", "4096"};
+    words.insert(words.end(), more.begin(), more.end());
+    const uint64_t gib = uint64_t{1} << 30;
+    const Options options = parse_command_line(words).options;
+    return find_remedies(options, /*rank=*/0, 813 * gib, 23 * gib).back().flags;
+  };
+  const std::string ranks = "--ranks 64 --use-megatron-fsdp";
+  const std::string recompute =
+      "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1";
+  const std::string machines = " (on as many machines of this size)";
+  EXPECT_EQ(last({}), ranks + " " + recompute + machines);
+  EXPECT_EQ(last({"--recompute-granularity", "full", "--recompute-method", "uniform",
+                  "--recompute-num-layers", "1"}),
+            ranks + machines);
+  EXPECT_EQ(last({"--recompute-granularity", "selective"}).find(ranks), std::string::npos);
+}
+
 // Whether the room for experts is not limited yet, or is by more than is usual.
 TEST(MemoryRemedies, LessRoomForExpertsWhereTheyHaveMore) {
   const auto proposes = [](std::vector<std::string> limit) {
