@@ -47,9 +47,8 @@ Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   ValueId starts;
   if (shape.documents > 0) starts = builder.input("starts", DType::i32, {rows});
   if (shape.chunks.ranks == 1) {
-    const ValueId qkv = builder.input("qkv", dtype, {rows, a.query_row() + a.key_value_row()});
-    AttentionAttributes fused = a;
-    fused.key_column = static_cast<int32_t>(a.query_row());
+    const AttentionAttributes fused = a.fused();
+    const ValueId qkv = builder.input("qkv", dtype, {rows, fused.query_stride()});
     const auto forward =
         builder.emit(kAttention, Attributes(fused), {qkv, qkv, none, starts, none}, "out");
     return {forward[0], forward[1],

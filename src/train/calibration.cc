@@ -81,14 +81,14 @@ struct UnderLoad {
 UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, int64_t sequence,
                              const GpuModel& hardware) {
   const bool on_gpu = meter.device() == Device::cuda;
-  AttentionAttributes a = {
+  const AttentionAttributes apart = {
       .batch = static_cast<int32_t>((on_gpu ? kTokensOfGpu : kTokens) / sequence),
       .sequence = static_cast<int32_t>(sequence),
       .heads = on_gpu ? 32 : 8,
       .groups = 8,
       .head_dim = on_gpu ? 128 : 64,
       .scale = on_gpu ? 0.088 : 0.125};
-  a.key_column = static_cast<int32_t>(a.query_row());
+  const AttentionAttributes a = apart.fused();
   const int64_t rows = a.batch * sequence;
   const auto n = static_cast<double>(product.size);
   const double flops_of_product = 2 * n * n * n;
@@ -100,8 +100,7 @@ UnderLoad measure_under_load(ProgramMeter& meter, const ProductRate& product, in
   };
   meter.profile(
       {tensor("x", {product.size, product.size}), tensor("w", {product.size, product.size}),
-       tensor("qkv", {rows, a.query_row() + a.key_value_row()}),
-       tensor("d_out", {rows, a.out_row()})},
+       tensor("qkv", {rows, a.query_stride()}), tensor("d_out", {rows, a.out_row()})},
       [&](Builder& builder, const std::vector<ValueId>& values) {
         for (int i = 0; i < products; ++i) linear(builder, values[0], values[1], {}, "y");
         const ValueId qkv = values[2];

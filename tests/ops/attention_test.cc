@@ -120,7 +120,7 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
 struct AttentionData {
   explicit AttentionData(const AttentionAttributes& a)
       : rows(int64_t{a.batch} * a.sequence),
-        width(a.query_row() + a.key_value_row()),
+        width(a.fused().query_stride()),
         out_width(a.out_row()),
         qkv(normal_numbers(rows * width, 0)),
         d_out(normal_numbers(rows * out_width, 1)) {}
@@ -142,8 +142,7 @@ std::vector<Numbers> run_attention(const AttentionAttributes& a, const Attention
           starts = sample.integers("starts", {data.rows},
                                    document_starts(a.batch, a.sequence, {}, begins));
         }
-        AttentionAttributes fused = a;
-        fused.key_column = static_cast<int32_t>(a.query_row());
+        const AttentionAttributes fused = a.fused();
         const auto forward = sample.builder().emit(kAttention, Attributes(fused),
                                                    {qkv, qkv, step, starts, {}}, "context");
         const auto d_qkv =

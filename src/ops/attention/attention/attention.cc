@@ -23,22 +23,20 @@ int64_t attention_rows_of(const AttentionAttributes& a) {
   return int64_t{a.batch} * a.sequence;
 }
 
-// Of the tensor of the queries: of one that has the keys and values, too, where they are fused.
 Shape attention_query_shape(const AttentionAttributes& a) {
-  return {attention_rows_of(a),
-          a.key_column == 0 ? a.query_row() : a.query_row() + a.key_value_row()};
+  return {attention_rows_of(a), a.query_stride()};
 }
 
 Shape attention_key_shape(const AttentionAttributes& a) {
-  return {attention_rows_of(a), a.key_column + a.key_value_row()};
+  return {attention_rows_of(a), a.key_stride()};
 }
 
 Shape attention_out_shape(const AttentionAttributes& a) {
-  return {int64_t{a.batch} * a.sequence, a.out_row()};
+  return {attention_rows_of(a), a.out_row()};
 }
 
 Shape attention_lse_shape(const AttentionAttributes& a) {
-  return {int64_t{a.batch} * a.sequence, int64_t{a.heads}};
+  return {attention_rows_of(a), int64_t{a.heads}};
 }
 
 void check_attention_heads(const InferContext& context, int queries, int keys) {
@@ -108,7 +106,7 @@ void infer_attention_gradient(InferContext& context) {
       lse.dtype == accumulation_dtype(dtype) && lse.shape == attention_lse_shape(attributes),
       "attention_gradient: lse " + lse.shape.to_string());
   context.output("", dtype, attention_query_shape(attributes));
-  if (attributes.key_column == 0) context.output("kv", dtype, attention_key_shape(attributes));
+  if (!attributes.is_fused()) context.output("kv", dtype, attention_key_shape(attributes));
 }
 
 void differentiate_attention(DerivativeContext& context) {
@@ -143,7 +141,7 @@ double attention_bytes(const Value& value) {
 // Of the rows of queries, keys and values, `first` the queries' tensor among the inputs.
 double attention_head_bytes(const OpView& op, int first) {
   const double queries = attention_bytes(op.input(first));
-  const bool fused = op.attributes<AttentionAttributes>().key_column > 0;
+  const bool fused = op.attributes<AttentionAttributes>().is_fused();
   return fused ? queries : queries + attention_bytes(op.input(first + 1));
 }
 
@@ -208,7 +206,7 @@ std::string print_attention(const Attributes& attributes) {
                   a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
   if (a.first_sink > 0) text += fmt::format(" first_sink={}", a.first_sink);
   if (a.value_dim > 0) text += fmt::format(" value_dim={}", a.value_dim);
-  if (a.key_column > 0) text += fmt::format(" key_column={}", a.key_column);
+  if (a.is_fused()) text += fmt::format(" key_column={}", a.key_column);
   if (a.probability > 0) {
     text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
     if (a.all_heads > 0) text += fmt::format(" first_head={} of={}", a.first_head, a.all_heads);
@@ -231,7 +229,7 @@ std::vector<OpSample> samples_attention() {
     }
     ValueId sinks;
     if (sink_count > 0) sinks = sample.tensor("sinks", {sink_count}, {.accumulation = true});
-    if (heads.are_fused()) attributes.key_column = static_cast<int32_t>(attributes.query_row());
+    if (heads.are_fused()) attributes = attributes.fused();
     const auto outputs =
         sample.builder().emit(kAttention, Attributes(attributes),
                               {heads.queries, heads.keys, step, starts, sinks}, "out");
@@ -239,7 +237,7 @@ std::vector<OpSample> samples_attention() {
     sample.result_without_gradient(outputs[1]);
   };
   const auto fused_shape = [](const AttentionAttributes& a) {
-    return Shape({attention_rows_of(a), a.query_row() + a.key_value_row()});
+    return attention_query_shape(a.fused());
   };
   const auto with = [=](const AttentionAttributes& attributes, const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
@@ -419,9 +417,8 @@ std::vector<OpSample> samples_attention() {
 }  // namespace
 
 ValueId attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
-                  AttentionAttributes attributes, const std::string& name) {
-  attributes.key_column = heads.are_fused() ? static_cast<int32_t>(attributes.query_row()) : 0;
-  return builder.emit(kAttention, Attributes(attributes),
+                  const AttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kAttention, Attributes(heads.are_fused() ? attributes.fused() : attributes),
                       {heads.queries, heads.keys, extras.step, extras.starts, extras.sinks},
                       name)[0];
 }

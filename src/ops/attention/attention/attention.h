@@ -81,6 +81,16 @@ struct AttentionAttributes {
   constexpr int64_t query_row() const { return int64_t{heads} * head_dim; }
   constexpr int64_t key_value_row() const { return int64_t{groups} * (head_dim + value_size()); }
   constexpr int64_t out_row() const { return int64_t{heads} * value_size(); }
+  // Elements of a row of q, and of kv: the same row where both are one tensor.
+  constexpr bool is_fused() const { return key_column > 0; }
+  constexpr int64_t query_stride() const { return is_fused() ? key_stride() : query_row(); }
+  constexpr int64_t key_stride() const { return key_column + key_value_row(); }
+  // The same with keys and values in the rows of the queries.
+  constexpr AttentionAttributes fused() const {
+    AttentionAttributes attributes = *this;
+    attributes.key_column = static_cast<int32_t>(query_row());
+    return attributes;
+  }
 };
 
 // b H + h of query head `head`, where H counts all heads: what names it to the dropout.
@@ -110,10 +120,10 @@ struct AttentionExtras {
   ValueId sinks = {};   // of the heads
 };
 
-// Emits the attention and returns out [B S, H e]; lse is the operation's second output. Sets
-// attributes.key_column.
+// Emits the attention and returns out [B S, H e]; lse is the operation's second output. Attributes
+// need not say whether the heads are fused.
 ValueId attention(Builder& builder, const AttentionHeads& heads, const AttentionExtras& extras,
-                  AttentionAttributes attributes, const std::string& name);
+                  const AttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kAttention;
 extern const OpSpec kAttentionGradient;

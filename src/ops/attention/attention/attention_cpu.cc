@@ -18,8 +18,8 @@ struct AttentionSizes {
         value_dim(a.value_size()),
         block(std::min<int64_t>(kAttentionBlock, a.sequence)),
         blocks((a.sequence + block - 1) / block),
-        query_stride(a.query_row() + (a.key_column == 0 ? 0 : a.key_value_row())),
-        key_stride(a.key_column + a.key_value_row()),
+        query_stride(a.query_stride()),
+        key_stride(a.key_stride()),
         key_column(a.key_column),
         out_stride(a.out_row()) {}
 
@@ -220,7 +220,7 @@ struct AttentionGradientKernel {
     // The heads' gradients into the rows of d_q and d_kv, which may be the same; those of keys and
     // values summed over the query heads of their group, in order.
     T* d_q = args.out<T>(0);
-    T* d_kv = sizes.key_column > 0 ? d_q : args.out<T>(1);
+    T* d_kv = attributes.is_fused() ? d_q : args.out<T>(1);
     const int64_t heads_per_group = sizes.heads / sizes.groups;
     args.pool->parallel_ranges(
         tokens, attention_rows_per_piece(sizes.query_stride + sizes.key_stride),

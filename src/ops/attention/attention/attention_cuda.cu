@@ -448,7 +448,7 @@ template <AttentionVariant kVariant>
 void attention_gradient_on_gpu(const CudaKernelArguments& args) {
   AttentionCall call = call_of(args, 1, args.input(3), args.input(4), 5);
   const AttentionAttributes& a = call.shape.attributes;
-  const CudaTensor& d_kv = args.output(a.key_column > 0 ? 0 : 1);
+  const CudaTensor& d_kv = args.output(a.is_fused() ? 0 : 1);
   call.d_out = args.input(0).data;
   call.d_q = args.output(0).data;
   call.d_k = column_of(d_kv, a.key_column);
