@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "cli/calibrate.h"
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "options/run_spec.h"
@@ -284,7 +285,7 @@ std::string BenchRank::json() const {
       }
     }
   }
-  return document.dump(2) + "\n";
+  return printed_json(document);
 }
 
 std::string BenchRank::text() const {

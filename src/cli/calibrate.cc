@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "cli/result_file.h"
+#include "data/json_text.h"
 #include "options/device_options.h"
 #include "train/calibration.h"
 #include "train/interrupt.h"
@@ -59,7 +60,7 @@ std::string json_of(const Calibration& calibration, const std::string& path) {
   document["copy_bytes_per_s"] = calibration.hardware.memory_bandwidth;
   document["host_bytes_per_s"] = calibration.hardware.host_bandwidth;
   document["launch_s"] = calibration.hardware.launch_seconds;
-  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return printed_json(document);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "io/file.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
@@ -84,7 +85,7 @@ ExitStatus run_convert(const Options& options) {
         {"dtype", what.quantization == HfQuantization::fp8_block ? "fp8-block"
                   : what.quantization == HfQuantization::mxfp4   ? "mxfp4"
                                                                  : name_of(*what.dtype)}};
-    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}", printed_json(document));
   } else if (!options.quiet) {
     const std::string form = what.quantization == HfQuantization::fp8_block
                                  ? "quantised as fp8-block"

@@ -17,6 +17,7 @@
 #include "cli/blas.h"
 #include "cli/command.h"
 #include "comm/join_processes.h"
+#include "data/json_text.h"
 #include "ops/cpu/gemm.h"
 #include "ops/kernel_level.h"
 #include "runtime/cuda_libraries.h"
@@ -183,7 +184,7 @@ void print_json(const std::vector<Finding>& findings, bool healthy) {
     json[finding.name] = finding.value;
     if (!finding.problem.empty()) json["problems"].push_back(finding.name + ": " + finding.problem);
   }
-  fmt::print("{}\n", json.dump(2));
+  fmt::print("{}", printed_json(json));
 }
 
 void print_text(const std::vector<Finding>& findings, bool healthy) {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "data/make_tokenizer.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
@@ -101,7 +102,7 @@ void EvalRank::print(const std::vector<EvaluationResult>& results) const {
       document["val_loss/" + result.name] = result.loss;
       document["tokens/" + result.name] = result.tokens;
     }
-    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}", printed_json(document));
     return;
   }
   for (const EvaluationResult& result : results) {

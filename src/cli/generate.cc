@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "data/make_tokenizer.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
@@ -118,7 +119,7 @@ class GenerateRank {
     if (session_.leads() && options_.json) {
       const nlohmann::ordered_json document = {
           {"prompt", options_.prompt}, {"text", text}, {"tokens", tokens}};
-      fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+      fmt::print("{}", printed_json(document));
     }
     const uint64_t interrupted = session_.exchange(interrupt_requested() ? 1 : 0).front();
     return interrupted != 0 ? ExitStatus::interrupted : ExitStatus::done;

@@ -14,6 +14,7 @@
 #include "cli/plan_layout.h"
 #include "cli/plan_search.h"
 #include "cli/plan_verdict.h"
+#include "data/json_text.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
@@ -125,7 +126,7 @@ std::string make_json(const Planned& planned) {
   }
   if (planned.without_offload > 0) document["bytes_without_offload"] = planned.without_offload;
   if (!planned.kernels.empty()) document["kernels"] = kernels_json(planned.kernels);
-  return document.dump(2) + "\n";
+  return printed_json(document);
 }
 
 std::string make_text(const Options& options, const Planned& planned) {

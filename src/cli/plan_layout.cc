@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "cli/plan_verdict.h"
+#include "data/json_text.h"
 #include "io/hf_config.h"
 #include "model/parameter_layout.h"
 #include "model/rank_parameters.h"
@@ -384,7 +385,7 @@ std::string make_layout_json(const Options& options, const StepSpec& step,
   if (report != nullptr && report->cluster) {
     add_verdict_json(document, verdict_of(options, step, *report));
   }
-  return document.dump(2) + "\n";
+  return printed_json(document);
 }
 
 }  // namespace troupe

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "cli/result_file.h"
+#include "data/json_text.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
@@ -215,7 +216,7 @@ std::string make_json(const LayoutSearch& search, const LayoutSpace& space,
     entry["flags"] = choice_json(space, search.nearest->choice);
     document["nearest"] = std::move(entry);
   }
-  return document.dump(2) + "\n";
+  return printed_json(document);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "data/make_tokenizer.h"
 #include "data/tokenize_corpus.h"
 #include "options/device_options.h"
@@ -78,7 +79,7 @@ ExitStatus run_tokenize(const Options& options) {
         {"output_prefix", options.output_prefix},    {"documents", result.progress.documents},
         {"empty_documents", result.empty_documents}, {"tokens", result.progress.tokens},
         {"bytes", result.progress.bytes_done},       {"seconds", seconds()}};
-    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}", printed_json(document));
   } else if (!options.quiet) {
     const double elapsed = seconds();
     const double rate = static_cast<double>(result.progress.bytes_done) / std::max(1e-9, elapsed);

@@ -4,12 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "data/json_text.h"
 #include "io/file.h"
 #include "io/hf_config.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "train/interrupt.h"
+#include "train/rank_run.h"
 #include "train/verify_reference.h"
 #include "train/work_progress.h"
 
@@ -46,7 +48,7 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
     };
     if (result.routing_replayed) document["routing"] = "replayed from fp32";
     if (result.oracle_checked) document["oracle_identical"] = result.oracle_identical;
-    fmt::print("{}\n", document.dump(2));
+    fmt::print("{}", printed_json(document));
   } else {
     const ReferenceTolerance tolerance = reference_tolerance(dtype);
     const bool relative = dtype == DType::bf16;

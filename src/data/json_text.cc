@@ -15,4 +15,8 @@ std::optional<nlohmann::json> parse_json_text(std::string_view text, std::string
   return std::nullopt;
 }
 
+std::string printed_json(const nlohmann::ordered_json& document) {
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace troupe

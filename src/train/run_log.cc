@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/machine.h"
+#include "data/json_text.h"
 #include "io/file.h"
 #include "train/terminal.h"
 
@@ -173,7 +174,7 @@ void RunLog::print_json(const RunSummary& summary, const StepMetrics& metrics) c
   document["save"] = summary.folder.empty() ? ordered_json() : ordered_json(summary.folder);
   const int64_t saved = summary.saved_step;
   document["saved_step"] = saved < 0 ? ordered_json() : ordered_json(saved);
-  fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  fmt::print("{}", printed_json(document));
 }
 
 }  // namespace troupe
