@@ -6,6 +6,7 @@
 #include "base/text.h"
 
 namespace troupe {
+
 // Messages quote flags and files.
 void throw_bad_request(const std::string& message) {
   throw UserError(ExitStatus::bad_request, without_controls(message));

@@ -9,7 +9,8 @@ std::string without_controls(std::string_view text) {
   int left = 0;  // bytes of a character of UTF-8 that are still to come
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    const std::string_view two = text.substr(i, 2), three = text.substr(i, 3);
+    const std::string_view two = text.substr(i, 2);
+    const std::string_view three = text.substr(i, 3);
     const bool is_lone = left == 0 && byte >= 0x80 && byte < 0xa0;  // a control of 8 bits
     const bool is_one = is_lone || byte == 0x7f || (byte < 0x20 && byte != '\n');
     const bool is_two = two >= "\xc2\x80" && two <= "\xc2\x9f";
@@ -27,10 +28,6 @@ std::string printable(std::string_view text, size_t longest) {
   std::string result = without_controls(text.substr(0, longest));
   std::replace(result.begin(), result.end(), '\n', '?');
   return result + (text.size() > longest ? "..." : "");
-}
-
-std::string quote_name(std::string_view name) {
-  return '"' + printable(name) + '"';
 }
 
 }  // namespace troupe

@@ -17,6 +17,8 @@ std::string without_controls(std::string_view text);
 std::string printable(std::string_view text, size_t longest = kLongestQuote);
 
 // The same in quotes: for names from files.
-std::string quote_name(std::string_view name);
+inline std::string quote_name(std::string_view name) {
+  return '"' + printable(name) + '"';
+}
 
 }  // namespace troupe
