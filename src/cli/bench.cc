@@ -179,10 +179,12 @@ void BenchRank::run_step() {
         *fallback_->step.program, fallback_->memory,
         {.memory_of = interpreter_.get(), .capture = session_.spec().capture_graphs});
     if (session_.leads()) {
+      const double stash = spec_.options.stash.factor;
       print_note(fmt::format(
-          "Note: the experts' room (--moe-expert-rank-capacity-factor {}) does not suffice: each "
+          "Note: the experts' room (--moe-expert-rank-capacity-factor {}{}) does not suffice: each "
           "step runs a second time, in rounds of tokens.",
-          session_.part().run->expert_room));
+          session_.part().run->expert_room,
+          stash > 0 ? fmt::format(", --moe-paged-stash-buffer-size-factor-cuda {}", stash) : ""));
     }
   }
   // One memory, so each finds the other's bytes.

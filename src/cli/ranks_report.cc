@@ -224,6 +224,7 @@ RanksReport check_ranks(const Options& options, const StepSpec& step) {
                                     ? report.fullest().total_bytes
                                     : step_bytes_with_room(options, step.model, rank, 0);
   }
+  report.stash_factor = step.options.stash.factor;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   const uint64_t needed =
@@ -264,6 +265,12 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
         "that may come\n",
         format_bytes(report.bytes_of_even_load), format_bytes(report.fullest().total_bytes),
         format_bytes(report.bytes_of_most_load));
+  }
+  if (const uint64_t stash = bytes_of(report.fullest(), Role::stash); stash > 0) {
+    text += fmt::format(
+        "  what experts keep: {} for {:.2f} times an even load over the step; a step that needs "
+        "more runs again in rounds\n",
+        format_bytes(stash), report.stash_factor);
   }
   if (const std::string sent = text_of(report.classes.front().links); !sent.empty()) {
     text += "  rank 0 sends in a step: " + sent + "\n";

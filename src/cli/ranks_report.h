@@ -38,6 +38,7 @@ struct RanksReport {
   // come; 0 where ranks share no experts.
   uint64_t bytes_of_even_load = 0;
   uint64_t bytes_of_most_load = 0;
+  double stash_factor = 0;                     // StashOptions::factor
   std::optional<GpuCluster> cluster;           // of --gpus
   StepTime time;                               // on it
   uint64_t total_bytes() const;                // of all ranks

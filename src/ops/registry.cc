@@ -43,6 +43,7 @@
 #include "ops/experts/grouped_bias/grouped_bias.h"
 #include "ops/experts/grouped_linear/grouped_linear.h"
 #include "ops/experts/permute/permute.h"
+#include "ops/experts/row_stash/row_stash.h"
 #include "ops/losses/cross_entropy/cross_entropy.h"
 #include "ops/losses/index_loss/index_loss.h"
 #include "ops/losses/load_balancing_loss/load_balancing_loss.h"
@@ -133,6 +134,8 @@ constexpr std::array kOperations = {
     &kSumParameterGradient,
     &kFinishSend,
     &kSquaredNorm,
+    &kStash,
+    &kUnstash,
     &kClipCoefficient,
     &kGatherShards,
     &kGroupedBias,
@@ -163,6 +166,7 @@ constexpr std::array kOperations = {
     &kMuonUpdate,
     &kNewtonSchulz,
     &kOffload,
+    &kOpenStash,
     &kPermute,
     &kPrefixSum,
     &kPushRows,

@@ -19,8 +19,8 @@ constexpr std::string_view kSavesMemory =
     "it saves memory in Megatron and changes no number; here activations and states stay where "
     "they are (`troupe plan` says what they take).";
 constexpr std::string_view kStash =
-    "memory of experts is planned for --moe-expert-rank-capacity-factor times an even load; a step "
-    "that needs more runs again in rounds of tokens (docs/memory.md).";
+    "nothing of the stash goes to the host: a step for which it is too small runs again in rounds "
+    "of tokens (docs/memory.md).";
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
@@ -192,9 +192,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("moe-ncclep-zero-copy", kTransport),
     accepted_choice("moe-flex-dispatcher-backend", "deepep hybridep ncclep", kTransport),
     accepted("moe-per-layer-logging", kSeeMetrics),
-    accepted("moe-paged-stash", kStash),
-    accepted_value("moe-paged-stash-page-size", "", kStash),
-    accepted_value("moe-paged-stash-buffer-size-factor-cuda", "", kStash),
     accepted_value("moe-paged-stash-buffer-size-factor-cpu", "", kStash),
     refused("moe-enable-routing-replay", kRouting),
     refused("moe-apply-probs-on-input", kRouting),

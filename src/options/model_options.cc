@@ -319,6 +319,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .precision = precision_options_of(options, config),
           .recompute = recompute_options_of(options, config),
           .offload = offload_options_of(options, config),
+          .stash = stash_options_of(options, config),
           .passes = {.skipped = options.skip_passes, .added = {}, .watch = {}}};
 }
 

@@ -57,6 +57,26 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
   return chosen;
 }
 
+StashOptions stash_options_of(const Options& options, const ModelConfig& config) {
+  const Options defaults;
+  if (!options.moe_paged_stash) {
+    constexpr std::string_view kNeeded = "moe-paged-stash";
+    refuse_without(options.moe_paged_stash_buffer_size_factor_cuda !=
+                       defaults.moe_paged_stash_buffer_size_factor_cuda,
+                   "moe-paged-stash-buffer-size-factor-cuda", kNeeded);
+    refuse_without(options.moe_paged_stash_page_size != defaults.moe_paged_stash_page_size,
+                   "moe-paged-stash-page-size", kNeeded);
+    return {};
+  }
+  if (config.num_experts == 0) {
+    throw_bad_request(
+        "--moe-paged-stash: it belongs to experts, and the model has none. Leave it out.");
+  }
+  return {.factor = options.moe_paged_stash_buffer_size_factor_cuda,
+          .page_bytes = int64_t{options.moe_paged_stash_page_size} * config.hidden_size *
+                        static_cast<int64_t>(size_of(options.compute_dtype))};
+}
+
 double optimizer_offload_of(const Options& options) {
   if (options.optimizer_cpu_offload) return options.optimizer_offload_fraction;
   refuse_without(options.optimizer_offload_fraction != Options{}.optimizer_offload_fraction,

@@ -19,6 +19,7 @@ constexpr std::array kPasses = {
     PassInfo{PassId::offload, "offload", "what is kept waits in the host's memory"},
     PassInfo{PassId::schedule, "schedule", "weight gradients in their turn, overlap"},
     PassInfo{PassId::copies, "copies", "offloads right after the last use, reloads ahead"},
+    PassInfo{PassId::stash, "stash", "rows of experts that are kept are packed"},
     PassInfo{PassId::gradient_sums, "gradient-sums", "sums as soon as gradients are complete"},
     PassInfo{PassId::gathers, "gathers", "parameters one layer ahead of their use"},
     PassInfo{PassId::multiprocessors, "multiprocessors", "products leave some to exchanges"},

@@ -33,6 +33,7 @@ enum class PassId : uint8_t {
   offload,          // passes/offload.h
   schedule,         // passes/step_schedule.h
   copies,           // passes/offload.h
+  stash,            // passes/stash.h
   gradient_sums,    // passes/communication_order.h
   gathers,          // passes/communication_order.h
   multiprocessors,  // passes/overlap.h

@@ -5,6 +5,7 @@
 
 #include "ops/elementwise/fill/fill.h"
 #include "ops/optimizer/accumulate/accumulate.h"
+#include "passes/rank_sums.h"
 
 namespace troupe {
 
@@ -75,9 +76,23 @@ void MetricSums::add_largest(ValueId metric, ValueId value, double weight) {
 }
 
 void MetricSums::add_nothing(ValueId metric) {
-  if (written_.contains(metric.index)) return;
+  if (!metric.valid() || written_.contains(metric.index)) return;
   const Shape shape = builder_.value(metric).shape;
   add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
+}
+
+void declare_rooms(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                   const TrainingStepOptions& options, TrainingStep& step) {
+  const bool may_lack = part.run->expert_room > 0 || options.stash.any();
+  if (config.num_experts == 0 || dispatch_ranks(part) == 1 || options.expert_rounds || !may_lack) {
+    return;
+  }
+  const auto metric = [&](const char* name) { return builder.metric(name, DType::f64, {1}); };
+  step.rooms_lacked = metric("rooms_lacked");
+  step.fullest_room = metric("fullest_room");
+  if (!options.stash.any()) return;
+  step.pages_lacked = metric("pages_lacked");
+  step.most_pages = metric("most_pages");
 }
 
 void measure_rooms(Builder& builder, const ModelPart& part, const ForwardResult& forward,
@@ -133,6 +148,18 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
       }
     }
   }
+}
+
+void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
+                    const std::vector<LossMetric>& losses, MetricSums& sums) {
+  if (state.part.layout().world_size() == 1) return;
+  std::vector<ValueId> metrics = metrics_of(losses, step.layers);
+  if (step.rooms_lacked.valid()) metrics.push_back(step.rooms_lacked);
+  for (const ValueId each : step.code_metrics) {
+    if (each.valid()) metrics.push_back(each);
+  }
+  for (const ValueId metric : metrics) sums.add_nothing(metric);
+  sum_metrics_over_ranks(builder, state, metrics);
 }
 
 }  // namespace troupe

@@ -41,13 +41,17 @@ class MetricSums {
   // The largest contribution instead of the sum.
   void add_largest(ValueId metric, ValueId value, double weight);
 
-  // For what other ranks contribute to and this one does not.
+  // For what other ranks contribute to and this one does not. Nothing where there is no metric.
   void add_nothing(ValueId metric);
 
  private:
   Builder& builder_;
   std::set<int32_t> written_;
 };
+
+// The metrics of `step` that say whether the experts' room suffices, where it may not.
+void declare_rooms(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                   const TrainingStepOptions& options, TrainingStep& step);
 
 // Adds to `lacked` for how many MoE blocks of a micro-batch the experts had too little room, and
 // finds in `fullest` the most that they needed, times an even load; both where they are valid.
@@ -62,5 +66,9 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
                         const ForwardResult& forward, const std::vector<LossMetric>& losses,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
                         double loss_share);
+
+// Sums metrics over the ranks, each of which has counted what no other has.
+void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
+                    const std::vector<LossMetric>& losses, MetricSums& sums);
 
 }  // namespace troupe

@@ -18,6 +18,7 @@
 #include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
+#include "passes/stash.h"
 #include "passes/step_inputs.h"
 #include "passes/step_metrics.h"
 #include "passes/step_schedule.h"
@@ -25,19 +26,6 @@
 
 namespace troupe {
 namespace {
-
-// Sums metrics over the ranks, each of which has counted what no other has.
-void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
-                    const std::vector<LossMetric>& losses, MetricSums& sums) {
-  if (state.part.layout().world_size() == 1) return;
-  std::vector<ValueId> metrics = metrics_of(losses, step.layers);
-  if (step.rooms_lacked.valid()) metrics.push_back(step.rooms_lacked);
-  for (const ValueId each : step.code_metrics) {
-    if (each.valid()) metrics.push_back(each);
-  }
-  for (const ValueId metric : metrics) sums.add_nothing(metric);
-  sum_metrics_over_ranks(builder, state, metrics);
-}
 
 // Emits the forward and backward work of one rank, and the messages between, in the order in which
 // stages have their turns; notes which operations are whose work.
@@ -334,13 +322,12 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   const std::vector<LossMetric> losses =
       declare_losses(builder, config, options.per_token_loss, step);
   step.layers = declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding);
-  if (config.num_experts > 0 && dispatch_ranks(state.part) > 1 && state.part.run->expert_room > 0 &&
-      !options.expert_rounds) {
-    step.rooms_lacked = builder.metric("rooms_lacked", DType::f64, {1});
-    step.fullest_room = builder.metric("fullest_room", DType::f64, {1});
-  }
+  declare_rooms(builder, config, state.part, options, step);
 
   TrainingEmission emission(builder, config, state, options, losses, step);
+  for (const ValueId each : {step.pages_lacked, step.most_pages}) {
+    emission.sums().add_nothing(each);
+  }
   if (options.precision.counts_codes) {
     step.code_metrics = declare_code_metrics(builder, *state.model);
     for (const ValueId each : step.code_metrics) emission.sums().add_nothing(each);
@@ -348,7 +335,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
-  if (step.fullest_room.valid()) emission.sums().add_nothing(step.fullest_room);
+  emission.sums().add_nothing(step.fullest_room);
+  if (step.pages_lacked.valid()) emission.sums().add(step.rooms_lacked, step.pages_lacked, 1);
   reduce_metrics(builder, state, step, losses, emission.sums());
   for (const LossMetric& loss : losses) {
     if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
@@ -386,6 +374,11 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     return order_segments(program, segments, options.overlap);
   });
   if (options.offload.any()) passes.run(PassId::copies, order_copies);
+  if (step.pages_lacked.valid()) {
+    passes.run(PassId::stash, [&](Program& program) {
+      return stash_expert_rows(program, options.stash, step.pages_lacked, step.most_pages);
+    });
+  }
   if (options.overlap_gradient_sums) passes.run(PassId::gradient_sums, order_gradient_sums_early);
   if (options.overlap_parameter_gathers) passes.run(PassId::gathers, order_gathers_early);
   if (options.overlap.multiprocessors > 0) {

@@ -18,6 +18,7 @@
 #include "passes/pass_pipeline.h"
 #include "passes/precision.h"
 #include "passes/recompute.h"
+#include "passes/stash.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -67,6 +68,7 @@ struct TrainingStepOptions {
   PrecisionOptions precision = {};
   RecomputeOptions recompute = {};
   OffloadOptions offload = {};
+  StashOptions stash = {};  // not of expert_rounds, which keep nothing of experts
   PassControls passes = {};
 };
 
@@ -111,6 +113,10 @@ struct TrainingStep {
   // the fullest rank's rows, times those of an even load, of the blocks that this rank has.
   ValueId rooms_lacked;
   ValueId fullest_room;
+  // f64 [1], metrics of this rank, where rows of experts are stashed: how often pages lacked, in
+  // which case rooms_lacked counts it, too; and the most pages that were wanted at a time.
+  ValueId pages_lacked;
+  ValueId most_pages;
   // f64 [1], metrics, where they are measured: how many elements of the gradients are 0, and the
   // square of the norm of the weights after the step.
   ValueId zero_gradients;

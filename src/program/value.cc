@@ -9,7 +9,7 @@ namespace troupe {
 std::string_view name_of(Role role) {
   static constexpr auto kNames = std::to_array<std::string_view>(
       {"parameters", "gradients", "optimizer", "router_state", "inputs", "metrics", "activations",
-       "workspace", "communication", "offloaded"});
+       "workspace", "communication", "stash", "offloaded"});
   static_assert(kNames.size() == kRoleCount);
   return kNames[static_cast<size_t>(role)];
 }

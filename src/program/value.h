@@ -39,6 +39,7 @@ enum class Role : uint8_t {
   activation,     // everything between
   workspace,      // private memory of one operation
   communication,  // staging of a transfer
+  stash,          // activations of experts, packed, until the backward pass (ops/experts/row_stash)
   offloaded,      // an activation in the host's memory, until it is copied back
 };
 inline constexpr int kRoleCount = static_cast<int>(Role::offloaded) + 1;
@@ -59,7 +60,7 @@ constexpr bool is_on_host(Role role) {
 }
 // Values that an operation may change in place.
 constexpr bool is_mutable(Role role) {
-  return is_state(role) || role == Role::metric;
+  return is_state(role) || role == Role::metric || role == Role::stash;
 }
 
 struct StateTensor {

@@ -204,10 +204,10 @@ function experts() {
 function events() {
   const list = (steps, total) => total === 0 ? "none" : `${total}: step ${steps.join(", ")}${total > steps.length ? ", …" : ""}`;
   section("Skipped steps and overflow",
-    table(["", "skipped steps", "steps in which the experts' room did not suffice", "factor that would do"],
+    table(["", "skipped steps", "steps in which the experts' room did not suffice", "factor that would do", "of the stash"],
       RUNS.map(run => [run.name, list(run.skipped, run.summary.skipped_steps),
         list(run.overflows.map(each => each.step), run.summary.overflowing_steps),
-        plain(run.summary.room_needed)])),
+        plain(run.summary.room_needed), plain(run.summary.stash_needed)])),
     make("p", {class: "dim"}, "Of the steps that were logged (--log-interval)."));
 }
 

@@ -190,7 +190,8 @@ bool Reader::take_step(const json& line, int64_t step) {
   if (skipped != line.end() && *skipped == true) run_.skipped.push_back(step);
   const double lacked = number_field(line, "expert_rooms_lacked");
   if (lacked > 0) {
-    run_.overflows.push_back({step, lacked, number_field(line, "expert_room_needed")});
+    run_.overflows.push_back({step, lacked, number_field(line, "expert_room_needed"),
+                              number_field(line, "expert_stash_needed")});
   }
   return true;
 }

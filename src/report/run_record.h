@@ -36,11 +36,13 @@ struct RunCurve {
   std::vector<double> values;
 };
 
-// A step whose experts had too little room, so that it ran again in rounds.
+// A step whose experts had too little room, so that it ran again in rounds. The factors that would
+// have sufficed, of a layer's room and of the stash: NaN where there was enough of it.
 struct RoomOverflow {
   int64_t step = 0;
   double rooms_lacked = 0;
   double room_needed = 0;
+  double stash_needed = 0;
 };
 
 struct RunRecord {

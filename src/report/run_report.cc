@@ -29,7 +29,7 @@ constexpr size_t kLongestValue = 400;
 // Lines of metrics that stand in an axis, in a table or nowhere.
 constexpr auto kNotDrawn = std::to_array<std::string_view>(
     {"tokens", "batch_size", "weight_decay", "step_time_s", "planned_step_time_s",
-     "expert_rooms_lacked", "expert_room_needed"});
+     "expert_rooms_lacked", "expert_room_needed", "expert_stash_needed"});
 
 // Options that say where a run is, not what it is.
 constexpr auto kPlaces = std::to_array<std::string_view>({"save", "profile-dir"});
@@ -146,6 +146,17 @@ ordered_json starts_json(const RunRecord& run) {
   return starts;
 }
 
+// The largest factors that would have sufficed, of a layer's room and of the stash; 0: there was
+// enough.
+std::pair<double, double> needed_by(const std::vector<RoomOverflow>& overflows) {
+  std::pair<double, double> needed = {0, 0};
+  for (const RoomOverflow& each : overflows) {
+    if (each.room_needed > needed.first) needed.first = each.room_needed;
+    if (each.stash_needed > needed.second) needed.second = each.stash_needed;
+  }
+  return needed;
+}
+
 ordered_json summary_json(const RunRecord& run) {
   const auto optional_json = [](const std::optional<double>& value) {
     return value ? ordered_json(*value) : ordered_json();
@@ -155,10 +166,7 @@ ordered_json summary_json(const RunRecord& run) {
   for (const auto& [name, curve] : run.evaluations) {
     evaluations[name] = {{"last", json_of(last(curve))}, {"lowest", json_of(lowest(curve))}};
   }
-  double room_needed = 0;
-  for (const RoomOverflow& overflow : run.overflows) {
-    if (overflow.room_needed > room_needed) room_needed = overflow.room_needed;
-  }
+  const auto [room_needed, stash_needed] = needed_by(run.overflows);
   return {{"loss",
            {{"first", json_of(first(loss))},
             {"last", json_of(last(loss))},
@@ -182,7 +190,8 @@ ordered_json summary_json(const RunRecord& run) {
           {"dropped", json_of(highest(curve_of(run, "dropped")))},
           {"skipped_steps", run.skipped.size()},
           {"overflowing_steps", run.overflows.size()},
-          {"room_needed", room_needed > 0 ? ordered_json(room_needed) : ordered_json()}};
+          {"room_needed", room_needed > 0 ? ordered_json(room_needed) : ordered_json()},
+          {"stash_needed", stash_needed > 0 ? ordered_json(stash_needed) : ordered_json()}};
 }
 
 ordered_json run_json(const RunRecord& run) {
@@ -333,15 +342,17 @@ void describe_events(const RunRecord& run, std::string& text) {
   }
   if (!run.overflows.empty()) {
     std::vector<int64_t> steps;
-    double needed = 0;
-    for (const RoomOverflow& overflow : run.overflows) {
-      steps.push_back(overflow.step);
-      if (overflow.room_needed > needed) needed = overflow.room_needed;
+    for (const RoomOverflow& overflow : run.overflows) steps.push_back(overflow.step);
+    const auto [room, stash] = needed_by(run.overflows);
+    std::vector<std::string> flags;
+    if (room > 0) flags.push_back(fmt::format("--moe-expert-rank-capacity-factor {:.2f}", room));
+    if (stash > 0) {
+      flags.push_back(fmt::format("--moe-paged-stash-buffer-size-factor-cuda {:.2f}", stash));
     }
     add_line(text, "overflow",
              fmt::format("the experts' room did not suffice in {} logged steps, which ran in "
-                         "rounds: {}. --moe-expert-rank-capacity-factor {:.2f} would do.",
-                         steps.size(), list_of(steps), needed));
+                         "rounds: {}. {} would do.",
+                         steps.size(), list_of(steps), fmt::join(flags, " and ")));
   }
   for (const std::string& note : run.notes) add_line(text, "note", note);
 }

@@ -30,7 +30,8 @@ constexpr size_t kMostLines = 20'000;  // of the program
 constexpr int kDeepestFile = 16;
 constexpr uint64_t kMostMeasuredBytes = uint64_t{1} << 30;
 
-constexpr std::array kTransientRoles = {Role::activation, Role::workspace, Role::communication};
+constexpr std::array kTransientRoles = {Role::activation, Role::workspace, Role::communication,
+                                        Role::stash};
 
 IdVector<ValueId, Lifetime> lifetimes_of(const StepOnPage& step) {
   IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(step.program, step.plan.device);

@@ -221,7 +221,8 @@ void MetricsLog::training(const StepMetrics& metrics) {
   if (metrics.skipped) line["skipped"] = true;
   if (metrics.rooms_lacked > 0) {
     line["expert_rooms_lacked"] = metrics.rooms_lacked;
-    line["expert_room_needed"] = metrics.room_needed;
+    if (metrics.room_needed > 0) line["expert_room_needed"] = metrics.room_needed;
+    if (metrics.stash_needed > 0) line["expert_stash_needed"] = metrics.stash_needed;
   }
   if (metrics.num_zeros) line["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) line["params_norm"] = *metrics.params_norm;

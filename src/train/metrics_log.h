@@ -65,10 +65,12 @@ struct StepMetrics {
   double lr = 0;
   double grad_norm = 0;
   bool skipped = false;
-  // Where the experts' room did not suffice for the step, which ran again in rounds: for how many
-  // MoE blocks of its micro-batches, and the factor that would have sufficed for all.
+  // Where the experts' room or their stash did not suffice for the step, which ran again in rounds:
+  // for how many MoE blocks of its micro-batches, or tensors to be stashed; and the factors that
+  // would have sufficed for all, each where it was too small.
   int64_t rooms_lacked = 0;
   double room_needed = 0;
+  double stash_needed = 0;
   std::optional<int64_t> num_zeros = {};   // elements of the gradients that are 0
   std::optional<double> params_norm = {};  // after the step
   int64_t tokens = 0;                      // so far

@@ -6,11 +6,23 @@
 
 namespace troupe {
 
+std::string sufficient_room(double room, double stash) {
+  std::vector<std::string> flags;
+  const auto add = [&](const char* flag, double factor) {
+    if (factor > 0)
+      flags.push_back(fmt::format("--{} {:.2f}", flag, std::ceil(100 * factor) / 100));
+  };
+  add("moe-expert-rank-capacity-factor", room);
+  add("moe-paged-stash-buffer-size-factor-cuda", stash);
+  return fmt::format("{}", fmt::join(flags, " and "));
+}
+
 void RoutingWatch::add(const StepMetrics& metrics) {
   ++steps_;
   if (metrics.rooms_lacked > 0) {
     ++steps_without_room_;
     room_needed_ = std::max(room_needed_, metrics.room_needed);
+    stash_needed_ = std::max(stash_needed_, metrics.stash_needed);
   }
   layers_.resize(metrics.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -25,12 +37,16 @@ void RoutingWatch::add(const StepMetrics& metrics) {
 }
 
 std::string RoutingWatch::look_at_rooms(int64_t step) {
-  if (100 * steps_without_room_ <= steps_ || room_needed_ <= room_reported_) return {};
+  if (100 * steps_without_room_ <= steps_ ||
+      (room_needed_ <= room_reported_ && stash_needed_ <= stash_reported_)) {
+    return {};
+  }
   room_reported_ = room_needed_;
+  stash_reported_ = stash_needed_;
   return fmt::format(
       "Warning: step {}: {} of {} steps ran a second time, in rounds, because experts had too "
-      "little room. --moe-expert-rank-capacity-factor {:.2f} would have sufficed for all.",
-      step, steps_without_room_, steps_, std::ceil(100 * room_needed_) / 100);
+      "little room. {} would have sufficed for all.",
+      step, steps_without_room_, steps_, sufficient_room(room_needed_, stash_needed_));
 }
 
 std::vector<std::string> RoutingWatch::look(int64_t step) {

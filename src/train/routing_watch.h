@@ -15,6 +15,9 @@
 
 namespace troupe {
 
+// The flags with factors that suffice, each where it is not 0: "--moe-... 1.32 and --moe-... 1.50".
+std::string sufficient_room(double room, double stash);
+
 class RoutingWatch {
  public:
   explicit RoutingWatch(const RoutingThresholds& thresholds) : thresholds_(thresholds) {}
@@ -46,6 +49,8 @@ class RoutingWatch {
   int64_t steps_without_room_ = 0;
   double room_needed_ = 0;  // the largest so far
   double room_reported_ = 0;
+  double stash_needed_ = 0;
+  double stash_reported_ = 0;
 };
 
 }  // namespace troupe

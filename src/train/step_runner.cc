@@ -124,11 +124,25 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples, bool lo
   return metrics;
 }
 
+double StepRunner::largest_of_ranks(double here) {
+  double largest = here;
+  for (const uint64_t each : session_.exchange(std::bit_cast<uint64_t>(here))) {
+    largest = std::max(largest, std::bit_cast<double>(each));
+  }
+  return largest;
+}
+
 void StepRunner::run_fallback(const TrainingPosition& position, StepMetrics& metrics) {
   metrics.rooms_lacked = std::llround(*running_->view(step_.rooms_lacked).as<double>());
-  const double here = *running_->view(step_.fullest_room).as<double>();
-  for (const uint64_t each : session_.exchange(std::bit_cast<uint64_t>(here))) {
-    metrics.room_needed = std::max(metrics.room_needed, std::bit_cast<double>(each));
+  const auto number = [&](ValueId id) { return *running_->view(id).as<double>(); };
+  const double fullest = largest_of_ranks(number(step_.fullest_room));
+  if (fullest > session_.part().run->expert_room) metrics.room_needed = fullest;
+  if (step_.pages_lacked.valid()) {
+    const auto pages = static_cast<double>(stash_pages(*step_.program));
+    metrics.stash_needed =
+        largest_of_ranks(number(step_.pages_lacked) > 0
+                             ? number(step_.most_pages) / pages * step_options_.stash.factor
+                             : 0);
   }
   if (fallback_interpreter_ == nullptr) {
     fallback_interpreter_ = session_.interpreter(

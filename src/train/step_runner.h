@@ -67,6 +67,7 @@ class StepRunner {
   void prepare(int32_t batch_size);
   // What the step did is void: runs the one that takes its place.
   void run_fallback(const TrainingPosition& position, StepMetrics& metrics);
+  double largest_of_ranks(double here);
   void write_batch(const TrainingPosition& position);
   // Learning rates, weight decay, and the numbers of update and step.
   void write_rates(const TrainingPosition& position, StepMetrics& metrics) const;

@@ -54,6 +54,31 @@ class ExpertRoom(unittest.TestCase):
         self.train("resumed", *stopped, str(STEPS), "--load", HERE.folder / "resumed")
         self.assertEqual(self.weights("limited"), self.weights("resumed"))
 
+    # Room for the most that may come, in which layers work one after the other, and a stash for
+    # what they keep that is too small for some steps.
+    def test_a_stash_changes_no_bit_where_it_suffices_and_is_made_up_for_where_not(self):
+        self.train("kept")
+        self.train("packed", "--moe-paged-stash", "--moe-paged-stash-buffer-size-factor-cuda", "4",
+                   "--moe-paged-stash-page-size", "2")
+        self.assertFalse(any("expert_rooms_lacked" in line for line in
+                             metrics(HERE.folder / "packed")))
+        self.assertEqual(self.weights("kept"), self.weights("packed"))
+
+        flags = ["--moe-paged-stash", "--moe-paged-stash-page-size", "2",
+                 "--moe-paged-stash-buffer-size-factor-cuda", "1.15"]
+        self.train("small", *flags)
+        small = metrics(HERE.folder / "small")
+        lacked = [line for line in small if "expert_rooms_lacked" in line]
+        self.assertTrue(0 < len(lacked) < STEPS, f"{len(lacked)} steps lacked pages")
+        self.assertTrue(all(line["expert_stash_needed"] > 1.15 for line in lacked))
+        self.assertFalse(any("expert_room_needed" in line for line in lacked))
+        for one, other in zip(metrics(HERE.folder / "kept"), small):
+            self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4, msg=one["step"])
+        stopped = [*flags, "--exit-after-step"]
+        self.train("stopped", *stopped, str(STEPS // 2))
+        self.train("stopped", *stopped, str(STEPS), "--load", HERE.folder / "stopped")
+        self.assertEqual(self.weights("small"), self.weights("stopped"))
+
     def test_says_which_room_would_have_sufficed(self):
         flags = [flag for flag in MODEL if flag != "--quiet"]
         done = run("train", *flags, "--no-save", "--moe-expert-rank-capacity-factor", "1")

@@ -62,7 +62,7 @@ refused() { # refused PATTERN FLAGS...
 }
 refused '--dump-after copies: this step does not need the pass' "${model[@]}" --dump-after copies
 refused '--dump-after takes emission, loss-chunks, messages, precision, recompute, .* not .x.' "${model[@]}" --dump-after x
-refused "--skip-passes takes loss-chunks, messages, recompute, offload, schedule, copies, gradient-sums, gathers or multiprocessors, not 'x'." "${model[@]}" --skip-passes x
+refused "--skip-passes takes loss-chunks, messages, recompute, offload, schedule, copies, stash, gradient-sums, gathers or multiprocessors, not 'x'." "${model[@]}" --skip-passes x
 refused "--skip-passes takes .* not 'emission'" "${model[@]}" --skip-passes emission
 refused 'only the program of a training step has passes' "${model[@]}" --program eval --passes
 refused '--passes lists passes and no operations: leave out' "${model[@]}" --passes --layer 0

@@ -16,6 +16,8 @@ namespace {
 
 // Rooms of which the first are too small for nearly every step, and the last for few.
 constexpr double kRooms[] = {0.01, 0.5, 0.9, 1.0, 1.15, 1.4};
+// And stashes: none, such as lack pages in nearly every step, or in some, and such as suffice.
+constexpr double kStashes[] = {0, 0.4, 1.0, 1.2, 8};
 
 std::vector<LayoutCase> layouts_with_rooms() {
   std::vector<LayoutCase> all;
@@ -24,6 +26,7 @@ std::vector<LayoutCase> layouts_with_rooms() {
     const Layout layout(run_layout_of(c)->layout.options());
     if (layout.ep() * layout.etp() == 1) continue;
     c.expert_room = kRooms[all.size() % std::size(kRooms)];
+    c.stash = {.factor = kStashes[all.size() % std::size(kStashes)], .page_bytes = 256};
     all.push_back(c);
   }
   return all;
@@ -95,6 +98,55 @@ TEST(ExpertRoomOfFour, GoesWithRecomputeOffloadAndOverlap) {
   }
 }
 
+// Whether what is kept is packed, and in which pages, changes no bit where it fits.
+TEST(ExpertRoomOfFour, StashesWhatIsKeptAndFallsBackWherePagesLack) {
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::allgather, TokenDispatcher::alltoall,
+                                           TokenDispatcher::flex, TokenDispatcher::hierarchical}) {
+    SCOPED_TRACE(name_of(dispatcher));
+    int64_t fallbacks = -1;
+    LayoutCase c = four_ranks(dispatcher, 0);
+    const Outcome whole = run_layout(c);
+    c.fallbacks = &fallbacks;
+    for (const double room : {0.0, 4.0}) {
+      c.expert_room = room;
+      c.stash = {.factor = 8, .page_bytes = 256};
+      expect_same_bits(whole, run_layout(c));
+      EXPECT_EQ(fallbacks, 0);
+      expect_same_bits(whole, run_layout(c, {.oracle = true}));
+      c.stash.page_bytes = 4096;
+      expect_same_bits(whole, run_layout(c));
+      EXPECT_EQ(fallbacks, 0);
+      c.stash = {.factor = 0.25, .page_bytes = 256};
+      const Outcome in_rounds = run_layout(c);
+      EXPECT_EQ(fallbacks, 3);
+      expect_same_outcome(whole, in_rounds);
+      expect_same_bits(in_rounds, run_layout(c));
+    }
+  }
+}
+
+TEST(ExpertRoomOfFour, StashesBesideRecomputeOffloadAndOverlap) {
+  const auto stashed = [](LayoutCase c, const Outcome& expected) {
+    int64_t fallbacks = -1;
+    c.fallbacks = &fallbacks;
+    c.stash = {.factor = 8, .page_bytes = 256};
+    expect_same_bits(expected, run_layout(c));
+    EXPECT_EQ(fallbacks, 0);
+  };
+  LayoutCase c = four_ranks(TokenDispatcher::alltoall, 0);
+  const Outcome kept = run_layout(c);
+  c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                 .modules = {&kExpertActivationModule}};
+  stashed(c, kept);
+  c.recompute = {};
+  c.offload = {.modules = {&kExpertFc1Module}, .fraction = 0.5};
+  stashed(c, kept);
+  c.offload = {};
+  c.overlap = {.delay_weight_gradients = true};
+  c.merged = true;
+  stashed(c, kept);
+}
+
 // Bytes of the transient memory of a rank's step, with room for its fallback.
 TEST(ExpertRoomOfFour, NeedsLessMemoryTheLessRoomThereIs) {
   const auto bytes = [](double room) {
@@ -105,6 +157,21 @@ TEST(ExpertRoomOfFour, NeedsLessMemoryTheLessRoomThereIs) {
   EXPECT_LT(bytes(1.5), bytes(2));
   EXPECT_LT(bytes(2), bytes(0));
   EXPECT_EQ(bytes(100), bytes(0));
+}
+
+// Rooms of eight times an even load, which layers work in one after the other, while what all of
+// them keep has 1.5 times: less than with rooms of four times without a stash.
+TEST(ExpertRoomOfFour, NeedsLessMemoryWithAStash) {
+  const auto bytes = [](double room, double factor) {
+    LayoutCase c = four_ranks(TokenDispatcher::alltoall, room);
+    c.model = auxiliary_loss_models(moe_model(8))[2].config;
+    c.model.num_experts = 8;
+    c.sequence = 96;
+    c.stash = {.factor = factor, .page_bytes = 256};
+    return plan_memory(*program_of(c, 1), 1).transient_bytes;
+  };
+  EXPECT_LT(bytes(4, 1.5), bytes(2, 0));
+  EXPECT_LT(bytes(4, 1), bytes(4, 1.5));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "base/random.h"
@@ -342,6 +343,23 @@ std::vector<LayoutCase> layouts() {
     c.dispatcher = dispatcher;
     c.precision = {.messages = {.dispatched = true, .combine_gradients = true}};
     chosen.push_back(c);
+  }
+  // Stashes that suffice, that lack pages in every step, and rooms that do.
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    for (const auto& [name, factor, room] : {std::tuple{"stashed_", 8.0, 0.0},
+                                             {"without_pages_", 0.25, 0.0},
+                                             {"without_room_", 8.0, 0.5}}) {
+      LayoutCase c;
+      c.name = name + std::string(name_of(dispatcher));
+      c.model = moe_model(3);
+      c.layout.world_size = 2;
+      c.layout.expert_parallel = 2;
+      c.dispatcher = dispatcher;
+      c.micro_batches = 2;
+      c.expert_room = room;
+      c.stash = {.factor = factor, .page_bytes = 256};
+      chosen.push_back(c);
+    }
   }
   LayoutCase stored;
   stored.name = "stored_activations";

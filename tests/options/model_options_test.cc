@@ -577,6 +577,35 @@ TEST_F(ModelOptions, Offload) {
   EXPECT_EQ(run_layout_of(options, config).optimizer_offload, 1);
 }
 
+TEST_F(ModelOptions, Stash) {
+  const auto refused = [](const Options& options, const ModelConfig& config, const char* part) {
+    expect_part(refusal([&] { training_step_options(options, config); }), part);
+  };
+  const ModelConfig config = load_model_config(options);
+  EXPECT_FALSE(training_step_options(options, config).stash.any());
+  Options without = options;
+  without.moe_paged_stash_buffer_size_factor_cuda = 1.5;
+  refused(without, config,
+          "--moe-paged-stash-buffer-size-factor-cuda: it belongs to --moe-paged-stash");
+  without = options;
+  without.moe_paged_stash_page_size = 32;
+  refused(without, config, "--moe-paged-stash-page-size: it belongs to --moe-paged-stash");
+
+  options.moe_paged_stash = true;
+  refused(options, dense_model(2),
+          "--moe-paged-stash: it belongs to experts, and the model has none");
+  options.compute_dtype = DType::bf16;
+  StashOptions stash = training_step_options(options, config).stash;
+  EXPECT_EQ(stash.factor, 1.1);
+  EXPECT_EQ(stash.page_bytes, 64 * config.hidden_size * 2);
+  options.compute_dtype = DType::f64;
+  options.moe_paged_stash_buffer_size_factor_cuda = 1.5;
+  options.moe_paged_stash_page_size = 3;
+  stash = training_step_options(options, config).stash;
+  EXPECT_EQ(stash.factor, 1.5);
+  EXPECT_EQ(stash.page_bytes, 3 * config.hidden_size * 8);
+}
+
 TEST_F(ModelOptions, AdamW) {
   options.adam_beta1 = 0.25;
   options.adam_beta2 = 0.5;

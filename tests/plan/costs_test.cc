@@ -129,6 +129,7 @@ constexpr const char* kSteps[] = {
     "--ranks 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall",
     "--model mixtral-tiny --bf16 --moe-dispatch-fwd-dtype mxfp8 --ranks 2 "
     "--expert-model-parallel-size 2 --moe-token-dispatcher-type flex",
+    "--model mixtral-tiny --bf16 --ranks 2 --expert-model-parallel-size 2 --moe-paged-stash",
 };
 
 std::string types_of(const Program& program, std::span<const ValueId> ids) {

@@ -45,7 +45,7 @@ class CheckStructure(unittest.TestCase):
     def test_good_tree_passes(self):
         result = self.check({})
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("7 files, core 9 of 9100 lines, 0 violations", result.stdout)
+        self.assertIn("7 files, core 9 of 9350 lines, 0 violations", result.stdout)
 
     def test_upward_include(self):
         self.assert_violation({"base/up.cc": '\n#include "program/op.h"\n'},
@@ -89,9 +89,9 @@ class CheckStructure(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_core_over_budget(self):
-        # 9 lines of the good tree, 9,000 and 92: one line over.
-        self.assert_violation({"base/long.cc": "\n" * 9000, "runtime/cpu/loop.cc": "\n" * 92},
-                              "9101 lines", "9100")
+        # 9 lines of the good tree, 9,000 and 342: one line over.
+        self.assert_violation({"base/long.cc": "\n" * 9000, "runtime/cpu/loop.cc": "\n" * 342},
+                              "9351 lines", "9350")
 
     def test_kernels_and_other_rooms_are_outside_the_budget(self):
         result = self.check({"ops/long.cc": "\n" * 9000, "runtime/comm/long.cc": "\n" * 9000,

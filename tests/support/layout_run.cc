@@ -74,6 +74,7 @@ TrainingStepOptions step_options(const LayoutCase& wanted, const PassWatch& watc
       .precision = wanted.precision,
       .recompute = wanted.recompute,
       .offload = wanted.offload,
+      .stash = wanted.stash,
       .passes = {.skipped = wanted.skipped_passes, .added = wanted.added_passes, .watch = watch}};
 }
 
@@ -550,6 +551,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.recompute = {};
   single.loss_chunk_tokens = 0;
   single.offload = {};
+  single.stash = {};
   single.optimizer_offload = 0;
   single.stages.clear();
   single.chunks = 1;

@@ -24,6 +24,7 @@
 #include "passes/pass_pipeline.h"
 #include "passes/precision.h"
 #include "passes/recompute.h"
+#include "passes/stash.h"
 #include "program/program.h"
 
 namespace troupe::testing {
@@ -62,6 +63,7 @@ struct LayoutCase {
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
+  StashOptions stash = {};
   std::vector<PassId> skipped_passes = {};
   std::vector<AddedPass> added_passes = {};
   double optimizer_offload = 0;                  // RunLayout::optimizer_offload

@@ -104,6 +104,7 @@ TEST_F(MetricsLogFile, WhatSomeRunsMeasureBesides) {
   metrics.planned_step_time_s = 0.25;
   metrics.rooms_lacked = 1;
   metrics.room_needed = 1.5;
+  metrics.stash_needed = 1.25;
   metrics.num_zeros = 0;
   metrics.params_norm = 0.5;
   {
@@ -117,7 +118,7 @@ TEST_F(MetricsLogFile, WhatSomeRunsMeasureBesides) {
       "batch_size": 0, "weight_decay": 0.0, "tokens_per_s": 0.0, "tflops_per_gpu": 0.0,
       "step_time_s": 0.0, "peak_bytes": 0, "load_imbalance": 1.0, "planned_step_time_s": 0.25,
       "mtp_1_loss": 4.0, "mtp_2_loss": 5.0, "expert_rooms_lacked": 1, "expert_room_needed": 1.5,
-      "num_zeros": 0, "params_norm": 0.5})"));
+      "expert_stash_needed": 1.25, "num_zeros": 0, "params_norm": 0.5})"));
   EXPECT_EQ(timeless(lines()[1]),
             json::parse(R"({"step": 2, "test_loss": 3.25, "test_tokens": 4096})"));
 }
@@ -167,8 +168,9 @@ TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   EXPECT_FALSE(line.contains("indexer_loss"));
   EXPECT_FALSE(line.contains("indexers"));
   EXPECT_FALSE(line.contains("fp8"));
-  for (const char* name : {"planned_step_time_s", "mtp_1_loss", "expert_rooms_lacked",
-                           "expert_room_needed", "num_zeros", "params_norm"}) {
+  for (const char* name :
+       {"planned_step_time_s", "mtp_1_loss", "expert_rooms_lacked", "expert_room_needed",
+        "expert_stash_needed", "num_zeros", "params_norm"}) {
     EXPECT_FALSE(line.contains(name)) << name;
   }
   EXPECT_EQ(line["load_imbalance"], 1.0);

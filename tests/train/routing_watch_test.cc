@@ -86,6 +86,34 @@ TEST(RoutingWatch, ReportsTheRoomThatWouldHaveSufficed) {
   EXPECT_EQ(watch.look(204).size(), 1U);
 }
 
+// Of room and stash only what was too small.
+TEST(RoutingWatch, ReportsTheStashThatWouldHaveSufficed) {
+  RoutingWatch watch({});
+  StepMetrics metrics = step_of({1, 1, 1, 1});
+  metrics.rooms_lacked = 1;
+  metrics.stash_needed = 1.201;
+  watch.add(metrics);
+  std::vector<std::string> lines = watch.look(1);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("room. --moe-paged-stash-buffer-size-factor-cuda 1.21 would"),
+            std::string::npos)
+      << lines[0];
+  metrics.stash_needed = 0;
+  metrics.room_needed = 1.5;
+  watch.add(metrics);
+  lines = watch.look(2);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("--moe-expert-rank-capacity-factor 1.50 and "
+                          "--moe-paged-stash-buffer-size-factor-cuda 1.21 would"),
+            std::string::npos)
+      << lines[0];
+  metrics.stash_needed = 1.3;
+  watch.add(metrics);
+  EXPECT_EQ(watch.look(3).size(), 1U);
+  watch.add(metrics);
+  EXPECT_TRUE(watch.look(4).empty());
+}
+
 TEST(RouterMetrics, Numbers) {
   const RouterMetrics router{
       .layer = 0, .rows = {6, 0, 2, 0}, .slots = 10, .entropy = 0, .losses = {}};

@@ -58,15 +58,17 @@ class MoeForward {
     const ValueId wanted = drop_over_capacity(chosen);
     const LimitedRows limited = limit_rows(wanted);
     const int64_t step = tokens_of_round();
-    const bool in_rounds = step < tokens();
+    const bool in_parts = step < tokens();
+    // The fallback keeps nothing of the experts, also where all tokens go in one round.
+    const bool in_rounds = in_parts || (options_.expert_rounds && options_.training && rows_vary());
     const MessageRounding& messages = options_.messages;
     const ValueId dispatched =
         messages.dispatched ? round_rows(builder_, input_, "dispatched") : input_;
     ValueId routed;
     for (int64_t first = 0; first < tokens(); first += step) {
       ValueId kept = limited.kept;
-      if (in_rounds) {
-        builder_.place.round = static_cast<int16_t>(first / step + 1);
+      if (in_rounds) builder_.place.round = static_cast<int16_t>(first / step + 1);
+      if (in_parts) {
         kept = keep_tokens(builder_, kept, {.first = first, .count = step}, "kept_of_round");
       }
       const std::unique_ptr<Dispatcher> dispatcher =
@@ -207,7 +209,9 @@ class MoeForward {
     const auto rows = static_cast<int64_t>(std::ceil(factor * even_rows()));
     return std::min(most_rows(), std::max(rows, least));
   }
-  bool may_lack_room() const { return padded_capacity() == 0 && rows_with_room() < most_rows(); }
+  // Whether it depends on the routing how many rows this rank's experts get.
+  bool rows_vary() const { return padded_capacity() == 0 && dispatch_ranks(part()) > 1; }
+  bool may_lack_room() const { return rows_vary() && rows_with_room() < most_rows(); }
 
   // How many tokens of each rank go at a time.
   int64_t tokens_of_round() const {
