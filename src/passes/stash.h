@@ -9,7 +9,7 @@
 // layer's room does not suffice.
 //
 // Stashed are the ragged tensors, integers apart, that a forward operation computes and the
-// backward pass reads, but for those of the block that the backward pass begins with: nothing else
+// backward pass reads, except those of the block that the backward pass begins with: nothing else
 // is stashed meanwhile.
 #pragma once
 
@@ -30,8 +30,8 @@ struct StashOptions {
 // How many pages the program's stash has; 0: it has none.
 int64_t stash_pages(const Program& program);
 
-// A pass (passes/pass_pipeline.h) that adds the stash, once all operations are where they stay, but
-// for collectives. `lacked` and `most`: what the copies count in (row_stash.h), which the program
+// A pass (passes/pass_pipeline.h) that adds the stash, once all operations are where they stay,
+// except for collectives. `lacked` and `most`: what the copies count in (row_stash.h), which the program
 // clears before its forward pass and reads after its backward pass.
 std::vector<int32_t> stash_expert_rows(Program& program, const StashOptions& options,
                                        ValueId lacked, ValueId most);

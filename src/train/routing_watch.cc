@@ -5,6 +5,12 @@
 #include <fmt/format.h>
 
 namespace troupe {
+namespace {
+
+// A factor that would have sufficed is said again when it is so much larger than the last one.
+constexpr double kNewsworthy = 1.25;
+
+}  // namespace
 
 std::string sufficient_room(double room, double stash) {
   std::vector<std::string> flags;
@@ -38,7 +44,8 @@ void RoutingWatch::add(const StepMetrics& metrics) {
 
 std::string RoutingWatch::look_at_rooms(int64_t step) {
   if (100 * steps_without_room_ <= steps_ ||
-      (room_needed_ <= room_reported_ && stash_needed_ <= stash_reported_)) {
+      (room_needed_ <= kNewsworthy * room_reported_ &&
+       stash_needed_ <= kNewsworthy * stash_reported_)) {
     return {};
   }
   room_reported_ = room_needed_;

@@ -39,8 +39,8 @@ class RoutingWatch {
     bool dead = false;
     bool collapsed = false;
   };
-  // More than one step in a hundred lacked room; said once for each factor that would have
-  // sufficed.
+  // More than one step in a hundred lacked room; said again when the factor that would have
+  // sufficed is a quarter larger than the last one said.
   std::string look_at_rooms(int64_t step);
 
   RoutingThresholds thresholds_;

@@ -48,7 +48,7 @@ inline constexpr int64_t kFreePages = 0;
 inline constexpr int64_t kWantedPages = 1;
 inline constexpr int64_t kFirstFreePage = 2;
 
-// How many pages so many bytes fill.
+// How many pages a number of bytes fills.
 constexpr int64_t pages_of(int64_t bytes, int64_t page_bytes) {
   return (bytes + page_bytes - 1) / page_bytes;
 }
