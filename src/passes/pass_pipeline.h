@@ -3,12 +3,12 @@
 //
 // Contract of a pass: it returns another order of the program's operations. Passes that rewrite
 // first append operations, which make what is there already a second time or copy it, and let
-// others read that (program/rewrite.h), and so does the stash; all others neither add nor change an operation, except for
-// its Op::multiprocessors, and may leave out what nothing reads. So every value keeps its bits, and
-// a step without the pass is as right as one with it, but slower or larger. The pipeline holds
-// passes to that: verify_order() (passes/overlap.h) after each that adds nothing, in debug builds
-// verify_program() after all. One pass is another matter: `precision` puts other products in the
-// place of those that are there, because the user asked for their numbers.
+// others read that (program/rewrite.h), and so does the stash; all others neither add nor change an
+// operation, except for its Op::multiprocessors, and may leave out what nothing reads. So every
+// value keeps its bits, and a step without the pass is as right as one with it, but slower or
+// larger. The pipeline holds passes to that: verify_order() (passes/overlap.h) after each that adds
+// nothing, in debug builds verify_program() after all. One pass is another matter: `precision` puts
+// other products in the place of those that are there, because the user asked for their numbers.
 //
 // One pipeline belongs to one program and one thread.
 #pragma once

@@ -31,8 +31,8 @@ struct StashOptions {
 int64_t stash_pages(const Program& program);
 
 // A pass (passes/pass_pipeline.h) that adds the stash, once all operations are where they stay,
-// except for collectives. `lacked` and `most`: what the copies count in (row_stash.h), which the program
-// clears before its forward pass and reads after its backward pass.
+// except for collectives. `lacked` and `most`: what the copies count in (row_stash.h), which the
+// program clears before its forward pass and reads after its backward pass.
 std::vector<int32_t> stash_expert_rows(Program& program, const StashOptions& options,
                                        ValueId lacked, ValueId most);
 

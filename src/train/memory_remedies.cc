@@ -51,6 +51,9 @@ std::vector<Flags> candidates_of(const Options& options) {
        *options.moe_expert_rank_capacity_factor > kUsualRoom)) {
     candidates.push_back({{"moe-expert-rank-capacity-factor", fmt::format("{}", kUsualRoom)}});
   }
+  if (options.expert_model_parallel_size > 1 && !options.moe_paged_stash) {
+    candidates.push_back({{"moe-paged-stash", ""}});
+  }
   if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {
     if (!options.use_distributed_optimizer)
       candidates.push_back({{"use-distributed-optimizer", ""}});

@@ -43,9 +43,8 @@ void RoutingWatch::add(const StepMetrics& metrics) {
 }
 
 std::string RoutingWatch::look_at_rooms(int64_t step) {
-  if (100 * steps_without_room_ <= steps_ ||
-      (room_needed_ <= kNewsworthy * room_reported_ &&
-       stash_needed_ <= kNewsworthy * stash_reported_)) {
+  if (100 * steps_without_room_ <= steps_ || (room_needed_ <= kNewsworthy * room_reported_ &&
+                                              stash_needed_ <= kNewsworthy * stash_reported_)) {
     return {};
   }
   room_reported_ = room_needed_;

@@ -88,6 +88,7 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "                --recompute-num-layers 1\n"
             "    213.20 MiB  --micro-batch-size 3\n"
             "    239.36 MiB  --use-megatron-fsdp\n"
+            "    260.22 MiB  --moe-paged-stash\n"
             "    267.79 MiB  --moe-expert-rank-capacity-factor 1.5\n"
             "    269.90 MiB  --use-distributed-optimizer\n"
             "    302.68 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
