@@ -2,6 +2,7 @@
 // does not and the step runs again in rounds of tokens. Whether it suffices changes nothing that a
 // run leaves behind but the order of sums; and the same run leaves the same bits.
 #include <gtest/gtest.h>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,78 @@ TEST(ExpertRoomOfFour, GoesWithRecomputeOffloadAndOverlap) {
     c.overlap = {.delay_weight_gradients = true};
     c.merged = true;
     expect_same_bits(kept, run_layout(c));
+  }
+}
+
+// Layers that send all tokens to experts of one of the four ranks, first, last, and each to another
+// one, in one stage and in two.
+std::vector<std::vector<int32_t>> crowds(int32_t layers) {
+  std::vector<int32_t> all(static_cast<size_t>(layers));
+  std::iota(all.begin(), all.end(), 0);
+  return {{0}, {layers - 1}, {layers / 2}, all};
+}
+
+LayoutCase with_router_biases(int32_t layers, int32_t stages) {
+  LayoutCase c = four_ranks(TokenDispatcher::alltoall, 3);
+  c.model = moe_model(layers);
+  c.model.add_bias_linear = true;
+  c.model.num_experts = 8;
+  c.layout.world_size = 4 * stages;
+  c.layout.pipeline_parallel = stages;
+  return c;
+}
+
+TEST(ExpertRoomOfFour, FallsBackWhereverALayerLacksRoom) {
+  for (const int32_t stages : {1, 2}) {
+    LayoutCase c = with_router_biases(4, stages);
+    int64_t fallbacks = -1;
+    c.fallbacks = &fallbacks;
+    run_layout(c);
+    EXPECT_EQ(fallbacks, 0);
+    for (const std::vector<int32_t>& layers : crowds(4)) {
+      SCOPED_TRACE(layers.size() == 1 ? std::to_string(layers[0]) : "all");
+      c.crowded_layers = layers;
+      const Outcome one = run_one_rank(c);
+      const Outcome kept = run_layout(c);
+      EXPECT_EQ(fallbacks, 3);
+      expect_same_outcome(one, kept);
+      LayoutCase other = c;
+      other.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                         .modules = {&kExpertActivationModule}};
+      expect_same_bits(kept, run_layout(other));
+      other.recompute = {};
+      other.offload = {.modules = {&kExpertFc1Module}, .fraction = 1};
+      other.overlap = {.delay_weight_gradients = true};
+      other.merged = stages == 1;
+      other.stash = {.factor = 8, .page_bytes = 256};
+      expect_same_bits(kept, run_layout(other));
+      EXPECT_EQ(fallbacks, 3);
+    }
+  }
+}
+
+// Of a stash the sum over the layers counts that are stashed: one crowded layer is too much, if it
+// is not the one with which the backward pass begins.
+TEST(ExpertRoomOfFour, FallsBackWhereLayersTogetherLackPages) {
+  for (const int32_t stages : {1, 2}) {
+    LayoutCase c = with_router_biases(6, stages);
+    c.expert_room = 0;
+    c.sequence = 48;
+    // One of five layers with four times an even load is 1.6 times all their rows; a stage of three
+    // keeps five at a time, of two micro-batches.
+    c.stash = {.factor = stages == 1 ? 1.5 : 1.9, .page_bytes = 256};
+    int64_t fallbacks = -1;
+    c.fallbacks = &fallbacks;
+    run_layout(c);
+    EXPECT_EQ(fallbacks, 0);
+    for (const std::vector<int32_t>& layers : crowds(6)) {
+      SCOPED_TRACE(layers.size() == 1 ? std::to_string(layers[0]) : "all");
+      c.crowded_layers = layers;
+      const Outcome kept = run_layout(c);
+      const bool is_stashed = layers.size() > 1 || layers[0] != 5;
+      EXPECT_EQ(fallbacks, is_stashed ? 3 : 0);
+      expect_same_outcome(run_one_rank(c), kept);
+    }
   }
 }
 

@@ -27,6 +27,7 @@ namespace {
 constexpr int64_t kSteps = 3;
 constexpr uint64_t kSeed = 1;
 // A busy machine may hold a rank up for seconds; those of GPUs have one for themselves.
+constexpr double kCrowding = 50;  // of a router's bias: far beyond what its logits differ by
 constexpr std::chrono::milliseconds kPatient{60'000};
 constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 
@@ -112,6 +113,18 @@ void write_element(const TensorView& view, int64_t i, double value) {
   }
 }
 
+// What LayoutCase::crowded_layers add to an element of a parameter.
+double crowding(const LayoutCase& wanted, const Parameter& parameter, int64_t element) {
+  const auto& layers = wanted.crowded_layers;
+  if (std::find(layers.begin(), layers.end(), parameter.layer) == layers.end() ||
+      !parameter.name.ends_with("b_router")) {
+    return 0;
+  }
+  const int32_t top_k = wanted.model.moe_router_topk;
+  const int64_t first = int64_t{parameter.layer} * top_k % wanted.model.num_experts;
+  return element >= first && element < first + top_k ? kCrowding : 0;
+}
+
 // One rank of a run.
 class Rank {
  public:
@@ -147,7 +160,8 @@ class Rank {
         if (!id.valid() || !storage_.table()[id].is_stored) return;
         for_each_element(parameter, [&](int64_t own, int64_t element) {
           if (own < part.begin || own >= part.end) return;
-          write_element(storage_.view(id), own - part.begin, start_value(parameter, element));
+          write_element(storage_.view(id), own - part.begin,
+                        start_value(parameter, element) + crowding(wanted, parameter, element));
         });
       };
       start(parameter.value, parameter.held);
