@@ -12,6 +12,8 @@
 namespace troupe {
 namespace {
 
+constexpr double kUsualStash = 1.1;  // Megatron's
+
 void choose_offload_module(const std::string& name, const ModelConfig& config,
                            OffloadOptions& chosen) {
   const ModuleSet modules = modules_named(&ModuleSpec::offload, name);
@@ -61,8 +63,7 @@ StashOptions stash_options_of(const Options& options, const ModelConfig& config)
   const Options defaults;
   if (!options.moe_paged_stash) {
     constexpr std::string_view kNeeded = "moe-paged-stash";
-    refuse_without(options.moe_paged_stash_buffer_size_factor_cuda !=
-                       defaults.moe_paged_stash_buffer_size_factor_cuda,
+    refuse_without(options.moe_paged_stash_buffer_size_factor_cuda.has_value(),
                    "moe-paged-stash-buffer-size-factor-cuda", kNeeded);
     refuse_without(options.moe_paged_stash_page_size != defaults.moe_paged_stash_page_size,
                    "moe-paged-stash-page-size", kNeeded);
@@ -72,7 +73,7 @@ StashOptions stash_options_of(const Options& options, const ModelConfig& config)
     throw_bad_request(
         "--moe-paged-stash: it belongs to experts, and the model has none. Leave it out.");
   }
-  return {.factor = options.moe_paged_stash_buffer_size_factor_cuda,
+  return {.factor = options.moe_paged_stash_buffer_size_factor_cuda.value_or(kUsualStash),
           .page_bytes = int64_t{options.moe_paged_stash_page_size} * config.hidden_size *
                         static_cast<int64_t>(size_of(options.compute_dtype))};
 }

@@ -1662,7 +1662,10 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::moe_paged_stash_buffer_size_factor_cuda,
      .group = kMemory,
      .metavar = "F",
-     .help = "With --moe-paged-stash: memory for F times what is kept at a time with even loads.",
+     .help = "With --moe-paged-stash: memory for F times what is kept at a time with even loads; "
+             "auto: for the most that fits the GPU, up to 4, once the room of a layer is chosen.",
+     .unset = "auto; on a CPU 1.1",
+     .unset_word = "auto",
      .range = above(0),
      .commands = kCompute},
     {.name = "moe-paged-stash-page-size",

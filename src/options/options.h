@@ -320,8 +320,8 @@ struct Options {
   int64_t min_offloaded_tensor_size = 1024 * 1024;  // elements
   double activation_offload_fraction = 1.0;
   bool moe_paged_stash = false;
-  double moe_paged_stash_buffer_size_factor_cuda = 1.10;  // times what is expected
-  int32_t moe_paged_stash_page_size = 64;                 // rows of the hidden size
+  std::optional<double> moe_paged_stash_buffer_size_factor_cuda;  // times what is expected
+  int32_t moe_paged_stash_page_size = 64;                         // rows of the hidden size
   bool optimizer_cpu_offload = false;
   double optimizer_offload_fraction = 1.0;
   int32_t loss_chunk_tokens = 0;

@@ -25,8 +25,9 @@ uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_
 // evaluation needs beside the step is counted. UserError where the options allow no layout.
 double choose_expert_room(const Options& options, const ModelConfig& config, uint64_t usable);
 
-// The options with the choice made where they leave it open and ranks share experts; otherwise as
-// they are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
+// The options with the choice made where they leave it open and ranks share experts, and then, with
+// a stash of which no factor is given, the largest one that fits, of at most 4; otherwise as they
+// are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
 Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable);
 
 // The same with the least room that the choice can give and that suffices for the load.

@@ -94,6 +94,40 @@ TEST_F(ExpertRoomChoice, IsMadeWhereOptionsLeaveItOpen) {
   EXPECT_FALSE(asked.moe_expert_rank_capacity_factor);
 }
 
+// Once the room is known, which comes first, the largest factor that fits beside it.
+TEST_F(ExpertRoomChoice, GivesTheStashWhatIsLeft) {
+  const auto with_stash = [&](double factor) {
+    Options options = options_;
+    options.moe_paged_stash = true;
+    options.moe_paged_stash_buffer_size_factor_cuda = factor;
+    return options;
+  };
+  const auto bytes_with = [&](double factor) {
+    return step_bytes_with_room(with_stash(factor), config_, 0, 0);
+  };
+  Options open = with_stash(1);
+  open.moe_paged_stash_buffer_size_factor_cuda.reset();
+  const auto chosen_stash = [&](uint64_t usable) {
+    const Options chosen = with_expert_room(open, config_, usable);
+    EXPECT_FALSE(chosen.moe_expert_rank_capacity_factor.has_value());
+    return chosen.moe_paged_stash_buffer_size_factor_cuda;
+  };
+  EXPECT_LT(bytes_with(2), bytes_with(4));
+  EXPECT_EQ(chosen_stash(bytes_with(4)), 4);
+  EXPECT_EQ(chosen_stash(bytes_with(2)), 2);
+  EXPECT_EQ(chosen_stash(bytes_with(2) - 1), 1.75);
+  EXPECT_EQ(chosen_stash(bytes_with(1.1)), std::nullopt);
+  open.moe_expert_rank_capacity_factor = 2;
+  EXPECT_EQ(with_expert_room(open, config_, bytes_with(4)).moe_paged_stash_buffer_size_factor_cuda,
+            4);
+  open.moe_paged_stash_buffer_size_factor_cuda = 1.2;
+  EXPECT_EQ(with_expert_room(open, config_, bytes_with(4)).moe_paged_stash_buffer_size_factor_cuda,
+            1.2);
+  open = options_;  // without a stash
+  EXPECT_EQ(with_expert_room(open, config_, bytes_with(4)).moe_paged_stash_buffer_size_factor_cuda,
+            std::nullopt);
+}
+
 TEST_F(ExpertRoomChoice, ByALoadLeavesWhatWasAsked) {
   const auto room = [&](const Options& options) {
     return with_least_expert_room(options, config_, ExpertLoad()).moe_expert_rank_capacity_factor;
