@@ -42,9 +42,11 @@ ExitStatus run_convert(const Options& options) {
     throw_failed(fmt::format("{} --ckpt-step {} converts that one.", model.passed_over,
                              model.position.step));
   }
+  HfPredictionLayers prediction;
   if (from_hf) {
-    model.config.mtp_num_layers =
-        options.mtp_num_layers.value_or(hf_folder_prediction_layers(options.load));
+    prediction = find_hf_prediction_layers(options.load);
+    if (!options.mtp_num_layers) require_whole(prediction, options.load);
+    model.config.mtp_num_layers = options.mtp_num_layers.value_or(prediction.readable());
     model.config.validate();
   } else if (options.mtp_num_layers.value_or(model.config.mtp_num_layers) !=
              model.config.mtp_num_layers) {
@@ -67,11 +69,15 @@ ExitStatus run_convert(const Options& options) {
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();
-  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.own_mtp_layers()) {
-    fmt::print(
-        stderr, "{}\n",
-        wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),
-                  kDefaultColumns, 2));
+  if (prediction.held > model.config.own_mtp_layers()) {
+    print_note(fmt::format(
+        "{}: layers of multi-token prediction are left out{}.", options.load,
+        prediction.are_read ? "" : ": those of " + model.config.hf_architecture + " are not read"));
+  } else if (prediction.announced > 0 && prediction.held == 0) {
+    print_note(fmt::format(
+        "{}: config.json announces layers of multi-token prediction, and the folder has no tensor "
+        "of theirs. They are left out.",
+        options.load));
   }
   if (from_hf && hf_also_sees(join_path(options.load, "config.json"))) {
     print_note(options.load + ": the part of the model that takes images is left out.");

@@ -196,6 +196,10 @@ int32_t stated_prediction_layers(const std::string& text, const std::string& whe
 
 }  // namespace
 
+int32_t hf_announced_prediction_layers(const std::string& config_path) {
+  return stated_prediction_layers(read_file(config_path, kMaxHfConfigBytes), config_path, 0);
+}
+
 int32_t hf_prediction_layers(const std::string& config_path) {
   const std::string text = read_file(config_path, kMaxHfConfigBytes);
   const HfFamily* family = find_hf_family(parse_fields(text, config_path).hf_architecture);

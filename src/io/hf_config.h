@@ -26,6 +26,9 @@ ModelConfig read_hf_config(const std::string& path);
 
 // Layers of multi-token prediction that a folder's config.json announces, 0 where it says nothing.
 // What is read of it has none all the same: whether they are trained is the run's choice.
+int32_t hf_announced_prediction_layers(const std::string& config_path);
+
+// Those that its folder may have: as many, or one where the architecture's files say nothing.
 int32_t hf_prediction_layers(const std::string& config_path);
 
 // Is it the configuration of a model that also sees? Then what is read of it is its text model, and

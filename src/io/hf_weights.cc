@@ -87,16 +87,16 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
   return true;
 }
 
-// Layers of multi-token prediction that the configuration has not.
-bool is_of_left_out_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
+// Is it the name of a tensor of those among `layers` layers of multi-token prediction that the
+// configuration has not?
+bool is_of_left_out_layer(std::string_view name, const ModelConfig& config, int32_t layers) {
   constexpr std::string_view kPrefix = "model.layers.";
   if (hf_mtp_names_of(config) == HfMtpNames::apart && layers > 0) {
-    return config.mtp_num_layers == 0 && entry.name.starts_with("mtp.");
+    return config.mtp_num_layers == 0 && name.starts_with("mtp.");
   }
-  if (!entry.name.starts_with(kPrefix)) return false;
+  if (!name.starts_with(kPrefix)) return false;
   int64_t layer = -1;
-  const char* end = entry.name.data() + entry.name.size();
-  std::from_chars(entry.name.data() + kPrefix.size(), end, layer);
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
   return layer >= int64_t{config.num_layers} + config.own_mtp_layers() &&
          layer < int64_t{config.num_layers} + layers;
 }
@@ -146,7 +146,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
       if (find_tensor(tensors, entry.name) != nullptr) continue;
       if (is_of_quantised(folder, tensors, entry.name, quantization)) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
-      if (is_of_left_out_layer(entry, config, prediction_layers)) continue;
+      if (is_of_left_out_layer(entry.name, config, prediction_layers)) continue;
       if (is_of_hf_vision(folder, config, entry.name)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
                                     file.path(), printable(entry.name), config.hf_architecture));
@@ -375,19 +375,34 @@ void load_bias(const std::string& folder, const HfTensor& tensor, const StoredTe
 
 }  // namespace
 
-int32_t hf_folder_prediction_layers(const std::string& folder) {
+HfPredictionLayers find_hf_prediction_layers(const std::string& folder) {
   const std::string path = join_path(folder, "config.json");
-  const int32_t announced = hf_prediction_layers(path);
-  if (announced == 0) return 0;
-  ModelConfig config = read_hf_config(path);
-  config.mtp_num_layers = 1;
+  const int32_t layers = hf_prediction_layers(path);
+  const ModelConfig without = read_hf_config(path);
+  HfPredictionLayers found = {.announced = hf_announced_prediction_layers(path),
+                              .are_read = hf_mtp_names_of(without) != HfMtpNames::none};
+  if (layers == 0) return found;
   const SafetensorsFolder open = SafetensorsFolder::open(folder);
-  const Model model(config);
-  for (const ParameterSpec& parameter : model.parameters()) {
-    if (!parameter.is_of_mtp) continue;
-    if (open.find(hf_tensors_of(parameter, config, &open).front().name).entry == nullptr) return 0;
+  const auto is_theirs = [&](const auto& tensor) {
+    return is_of_left_out_layer(tensor.name, without, layers);
+  };
+  const bool has_any =
+      std::any_of(open.files().begin(), open.files().end(), [&](const SafetensorsFile& file) {
+        return std::any_of(file.entries().begin(), file.entries().end(), is_theirs);
+      });
+  if (!has_any) return found;
+  found.held = layers;
+  if (!found.are_read) return found;
+  ModelConfig with = without;
+  with.mtp_num_layers = layers;
+  with.validate();
+  for (const HfTensor& tensor : hf_tensors(with, &open)) {
+    if (tensor.is_copy() || !is_theirs(tensor)) continue;
+    if (open.find(tensor.name).entry != nullptr) continue;
+    found.missing = tensor.name;
+    break;
   }
-  return announced;
+  return found;
 }
 
 HfQuantization hf_folder_quantization(const std::string& folder) {
@@ -418,6 +433,12 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   named.moe_router_enable_expert_bias =
       config.moe_router_enable_expert_bias && of_folder.moe_router_enable_expert_bias;
   const int32_t prediction_layers = hf_prediction_layers(config_path);
+  if (config.own_mtp_layers() > 0 && hf_mtp_names_of(named) == HfMtpNames::none) {
+    throw_bad_request(fmt::format(
+        "{}: layers of multi-token prediction of {} are not read, so the model can have "
+        "none.",
+        folder, named.hf_architecture));
+  }
   if (config.own_mtp_layers() > prediction_layers) {
     throw_bad_request(
         fmt::format("{}: the folder has {} layers of multi-token prediction, the model {}.", folder,

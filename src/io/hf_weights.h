@@ -28,9 +28,19 @@
 
 namespace troupe {
 
-// Layers of multi-token prediction that the folder holds: as many as its config.json announces, or
-// none where it has not the first of their tensors.
-int32_t hf_folder_prediction_layers(const std::string& folder);
+// Layers of multi-token prediction of a folder.
+struct HfPredictionLayers {
+  int32_t announced = 0;  // by its config.json
+  // As many as it announces (one, where Qwen's says nothing), or none where the folder has no
+  // tensor of theirs.
+  int32_t held = 0;
+  bool are_read = true;  // false: of an architecture whose layers are left out
+  // The first of their tensors that the folder lacks, where it has others. Copies may be missing.
+  std::string missing = {};
+
+  int32_t readable() const { return are_read ? held : 0; }
+};
+HfPredictionLayers find_hf_prediction_layers(const std::string& folder);
 
 // The form of the folder's quantised weights, as its config.json has it.
 HfQuantization hf_folder_quantization(const std::string& folder);

@@ -166,6 +166,14 @@ HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& t
   return result;
 }
 
+void require_whole(const HfPredictionLayers& layers, const std::string& folder) {
+  if (layers.missing.empty()) return;
+  throw_bad_request(fmt::format(
+      "{}: the tensor {} is missing, while others of its layers of multi-token prediction are "
+      "there. Fetch the folder again, or leave these layers out with --mtp-num-layers 0.",
+      folder, layers.missing));
+}
+
 void require_clear_weights(const RunSpec& spec) {
   const std::string& model = spec.model_name;
   std::error_code error;

@@ -29,6 +29,10 @@ ModelSource source_of_run(const RunSpec& spec, const std::optional<std::string>&
 // folder also quantised). A bad request when the model has no Hugging Face form.
 HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& type);
 
+// Refuses (bad request) layers of multi-token prediction of which the folder lacks a tensor, where
+// no flag says how many are read: they would be lost unnoticed.
+void require_whole(const HfPredictionLayers& layers, const std::string& folder);
+
 // Refuses (bad request) to train from random weights where --model names a folder that holds some
 // and no flag says whether they are meant. A file config.json names the shape alone.
 void require_clear_weights(const RunSpec& spec);

@@ -291,6 +291,8 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
   }
   const std::string& pretrained = spec_.load.pretrained;
   if (path_exists(join_path(pretrained, "config.json"))) {
+    const HfPredictionLayers prediction = find_hf_prediction_layers(pretrained);
+    if (!spec_.options.mtp_num_layers) require_whole(prediction, pretrained);
     WorkProgress progress(log_.is_quiet(), "loading " + pretrained);
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
                     progress.report());
@@ -298,9 +300,17 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     if (hf_also_sees(join_path(pretrained, "config.json"))) {
       log_.say("The part of the model that takes images is left out.");
     }
-    const int32_t held = hf_folder_prediction_layers(pretrained);
+    const int32_t held = prediction.held;
     const int32_t trained = identity_.model.own_mtp_layers();
-    if (held > trained) {
+    if (held > 0 && !prediction.are_read) {
+      log_.say(
+          "The folder's layers for multi-token prediction are left out: those of its "
+          "architecture are not read.");
+    } else if (prediction.announced > 0 && held == 0) {
+      log_.say(
+          "config.json announces layers for multi-token prediction, and the folder has no "
+          "tensor of theirs.");
+    } else if (held > trained) {
       log_.say(
           fmt::format("The folder has {} for multi-token prediction; {} trained "
                       "(--mtp-num-layers).",

@@ -272,13 +272,13 @@ TEST_P(Qwen35, LayersOfMultiTokenPredictionLoadInEveryForm) {
   const Tensors35 together = with_experts_together(tensors);
   EXPECT_TRUE(together.contains("mtp.layers.0.mlp.experts.gate_up_proj"));
   const std::string path = folder_of("published", seeing(text), in_language_model(together));
-  EXPECT_EQ(hf_folder_prediction_layers(path), 1);
+  EXPECT_EQ(find_hf_prediction_layers(path).readable(), 1);
   expect_same_weights(Model35(path, 1), Model35(folder / "mtp", 1));
   // And without them: what is left out does not change the text that says so.
   json none = config();
   none["mtp_num_hidden_layers"] = 0;
   put_file(path + "/config.json", seeing(none).dump());
-  EXPECT_EQ(hf_folder_prediction_layers(path), 0);
+  EXPECT_EQ(find_hf_prediction_layers(path).held, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(References, Qwen35, ::testing::Values("qwen3_5_moe", "qwen3_5_moe_odd"),

@@ -2,6 +2,7 @@
 // bytes that come back as they went in.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <gtest/gtest.h>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -961,6 +962,23 @@ TEST(HfWeights, SilentLayersOfMultiTokenPredictionAreLeftOut) {
                 "the tensor model.mtp.norm.weight has no place");
 }
 
+// Writes the folder's tensors again, those that are kept, and its config.json.
+void copy_folder(const std::string& from, const std::string& to,
+                 const std::function<bool(const std::string&)>& keeps) {
+  const SafetensorsFolder folder = SafetensorsFolder::open(from);
+  std::vector<TensorSpec> specs;
+  for (const SafetensorsFile& file : folder.files()) {
+    for (const TensorEntry& entry : file.entries()) {
+      if (keeps(entry.name)) specs.push_back(entry);
+    }
+  }
+  const Disk disk;
+  SafetensorsFolderWriter writer(disk, to, specs, uint64_t{1} << 30);
+  for (size_t i = 0; i < specs.size(); ++i) writer.append(i, folder.find(specs[i].name).bytes());
+  writer.finish();
+  put_file(to + "/config.json", get_file(from + "/config.json"));
+}
+
 // What a family's layers of multi-token prediction are called.
 struct MtpFolder {
   const char* fixture;
@@ -1005,7 +1023,7 @@ TEST_P(HfMtpFolder, HasTheNamesOfItsFamily) {
 
 TEST_P(HfMtpFolder, ComesBackByteForByte) {
   const std::string path = write();
-  EXPECT_EQ(hf_folder_prediction_layers(path), GetParam().layers);
+  EXPECT_EQ(find_hf_prediction_layers(path).readable(), GetParam().layers);
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
   load_hf_weights(path, config, state, storage);
@@ -1026,6 +1044,48 @@ TEST_P(HfMtpFolder, IsAlsoAModelWithoutThem) {
   expect_phrase(
       message_of(ExitStatus::bad_request, [&] { load_hf_weights(path, more, state, storage); }),
       "layers of multi-token prediction");
+}
+
+// None of them can be missing unnoticed: each is named, and copies alone may be left out.
+TEST_P(HfMtpFolder, NamesTheOneThatIsMissing) {
+  const std::string path = write();
+  ModelConfig without = config;
+  without.mtp_num_layers = 0;
+  std::vector<std::string> others;
+  for (const HfTensor& tensor : hf_tensors(without)) others.push_back(tensor.name);
+  const SafetensorsFolder whole = SafetensorsFolder::open(path);
+  EXPECT_EQ(find_hf_prediction_layers(path).missing, "");
+  size_t theirs = 0;
+  for (const HfTensor& tensor : hf_tensors(config)) {
+    if (std::binary_search(others.begin(), others.end(), tensor.name)) continue;
+    const std::string part = folder / ("without_" + std::to_string(theirs++));
+    copy_folder(path, part, [&](const std::string& name) { return name != tensor.name; });
+    const HfPredictionLayers found = find_hf_prediction_layers(part);
+    EXPECT_EQ(found.held, GetParam().layers) << tensor.name;
+    EXPECT_EQ(found.missing, tensor.is_copy() ? "" : tensor.name);
+    std::filesystem::remove_all(part);
+  }
+  EXPECT_GT(theirs, 10U);
+}
+
+// As some are published: announced, and not there.
+TEST_P(HfMtpFolder, MayHaveNoneOfThem) {
+  const std::string path = write();
+  ModelConfig without = config;
+  without.mtp_num_layers = 0;
+  std::vector<std::string> others;
+  for (const HfTensor& tensor : hf_tensors(without)) others.push_back(tensor.name);
+  copy_folder(path, folder / "none", [&](const std::string& name) {
+    return std::binary_search(others.begin(), others.end(), name);
+  });
+  const HfPredictionLayers found = find_hf_prediction_layers(folder / "none");
+  EXPECT_EQ(found.held, 0);
+  EXPECT_EQ(found.missing, "");
+  const json document = json::parse(get_file(path + "/config.json"));
+  const bool is_silent =
+      !document.contains("num_nextn_predict_layers") && !document.contains("mtp_num_hidden_layers");
+  EXPECT_EQ(found.announced, is_silent ? 0 : GetParam().layers);
+  EXPECT_EQ(Loaded(folder / "none", DType::f32).config.mtp_num_layers, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -1060,6 +1120,49 @@ INSTANTIATE_TEST_SUITE_P(
                    "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.q_proj.weight",
                    "mtp.layers.0.mlp.gate.weight", "mtp.layers.0.mlp.experts.0.gate_proj.weight"}}),
     [](const auto& info) { return std::string(info.param.fixture); });
+
+// Architectures whose layers of multi-token prediction are not read, whatever their tensors are
+// called: the folder is that of a model without them.
+TEST(HfMtp, LayersOfOtherFamiliesAreLeftOut) {
+  for (const auto& [name, tensor] :
+       {std::pair("deepseek_v32", "enorm.weight"), std::pair("deepseek_v32", "unknown.weight"),
+        std::pair("ling_v2", "enorm.weight"), std::pair("ling_v2", "final_layernorm.weight")}) {
+    SCOPED_TRACE(std::string(name) + " " + tensor);
+    const TempFolder folder;
+    const SafetensorsFolder from = SafetensorsFolder::open(fixture(name));
+    ModelConfig config = read_hf_config(fixture(name) + "/config.json");
+    std::vector<TensorSpec> specs;
+    for (const SafetensorsFile& file : from.files()) {
+      specs.insert(specs.end(), file.entries().begin(), file.entries().end());
+    }
+    const Disk disk;
+    specs.push_back(
+        {"model.layers." + std::to_string(config.num_layers) + "." + tensor, FileDType::f32, {1}});
+    SafetensorsFolderWriter writer(disk, folder.path(), specs, uint64_t{1} << 30);
+    for (size_t i = 0; i + 1 < specs.size(); ++i) {
+      writer.append(i, from.find(specs[i].name).bytes());
+    }
+    writer.append(specs.size() - 1, std::vector<std::byte>(4));
+    writer.finish();
+    json document = json::parse(get_file(fixture(name) + "/config.json"));
+    document["num_nextn_predict_layers"] = 1;
+    put_file(folder / "config.json", document.dump());
+    const HfPredictionLayers found = find_hf_prediction_layers(folder.path());
+    EXPECT_EQ(found.announced, 1);
+    EXPECT_EQ(found.held, 1);
+    EXPECT_FALSE(found.are_read);
+    EXPECT_EQ(found.readable(), 0);
+    EXPECT_EQ(found.missing, "");
+    EXPECT_NO_THROW(Loaded(folder.path(), DType::f32));
+    config.mtp_num_layers = 1;
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    expect_phrase(message_of(ExitStatus::bad_request,
+                             [&] { load_hf_weights(folder.path(), config, state, storage); }),
+                  "layers of multi-token prediction of " + config.hf_architecture +
+                      " are not read, so the model can have none.");
+  }
+}
 
 // Embedding and head are shared: a copy that is another tensor cannot be read.
 TEST(HfMtp, CopiesMustBeAlike) {
@@ -1176,7 +1279,7 @@ TEST(HfMtp, ARepeatedLayerIsOne) {
     const StateStorage storage(state.table);
     number_elements(state, storage);
     save_hf_model(folder / "model", config, state, storage, kOneFile);
-    EXPECT_EQ(hf_folder_prediction_layers(folder / "model"), 1);
+    EXPECT_EQ(find_hf_prediction_layers(folder / "model").readable(), 1);
     const StateStorage again(state.table);
     load_hf_weights(folder / "model", config, state, again);
     for (int32_t id = 0; id < state.table->size(); ++id) {
