@@ -143,7 +143,11 @@ HfQuantization parse_hf_quantization(const std::string& config_json, const std::
   const nlohmann::json method = field("quant_method");
   if (method == "mxfp4") return HfQuantization::mxfp4;
   if (method != "fp8") refuse(quoted("quant_method"), "\"fp8\" and \"mxfp4\"");
-  if (!field("fmt").is_null() && field("fmt") != "e4m3") refuse(quoted("fmt"), "\"e4m3\"");
+  // MiniMax-M2 has PyTorch's name of the same type.
+  const nlohmann::json format = field("fmt");
+  if (!format.is_null() && format != "e4m3" && format != "float8_e4m3fn") {
+    refuse(quoted("fmt"), "\"e4m3\" and \"float8_e4m3fn\"");
+  }
   if (field("weight_block_size") != nlohmann::json::array({kFp8Block, kFp8Block})) {
     refuse(quoted("weight_block_size"), "[128, 128]");
   }

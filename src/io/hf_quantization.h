@@ -2,7 +2,8 @@
 // arithmetic between codes with scales and f32.
 //
 // fp8 (DeepSeek-V3): a matrix of e4m3 codes, and for each block of 128 x 128 (smaller at the lower
-// and right borders) an f32 scale; a weight is the product of the two, rounded to f32.
+// and right borders) a scale, in f32, bf16 or f16; a weight is the product of the two, rounded to
+// f32.
 // mxfp4 (GPT-OSS): of every 32 successive elements of a row, codes of 4 bits (e2m1: a sign and 0,
 // 0.5, 1, 1.5, 2, 3, 4, 6), the even element in the low half of its byte, and a byte e that scales
 // by 2^(e - 127), 255 being NaN. A weight is the product, exact in f32 and in bf16 unless

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,7 @@ bool is_of_left_out_layer(std::string_view name, const ModelConfig& config, int3
 constexpr std::string_view kFp8Scales = "_scale_inv";
 constexpr std::string_view kMxfp4Codes = "_blocks";
 constexpr std::string_view kMxfp4Scales = "_scales";
+constexpr FileDType kFp8ScaleTypes[] = {FileDType::f32, FileDType::bf16, FileDType::f16};
 
 // How the folder holds a tensor.
 HfQuantization quantization_of(const SafetensorsFolder& folder, const HfTensor& tensor,
@@ -163,6 +165,7 @@ struct StoredTensor {
   FileDType dtype = FileDType::f32;       // of what read_stored gives
   std::span<const std::byte> bytes = {};  // in the order of the parameter; codes in the file's
   std::span<const std::byte> scales = {};
+  FileDType scale_dtype = FileDType::f32;  // of fp8
 };
 
 // Elements [first, first + count) in the order of the parameter. Those of quantised tensors are
@@ -191,9 +194,9 @@ const std::byte* read_stored(const HfTensor& tensor, const StoredTensor& stored,
   return reinterpret_cast<const std::byte*>(buffer.data());
 }
 
-// What the folder must hold.
+// What the folder must hold, in one of these types; empty: in any floating-point one.
 SafetensorsFolder::Located find_required(const SafetensorsFolder& folder, const TensorSpec& wanted,
-                                         bool any_float) {
+                                         std::span<const FileDType> dtypes) {
   const auto located = folder.find(wanted.name);
   if (located.entry == nullptr) {
     throw_bad_request(fmt::format("{}: the tensor {} is missing.", folder.path(), wanted.name));
@@ -204,14 +207,17 @@ SafetensorsFolder::Located find_required(const SafetensorsFolder& folder, const 
                                   fmt::join(located.entry->shape, ", "),
                                   fmt::join(wanted.shape, ", ")));
   }
-  if (any_float && !can_convert(located.entry->dtype, DType::f32)) {
+  const FileDType dtype = located.entry->dtype;
+  if (dtypes.empty() && !can_convert(dtype, DType::f32)) {
     throw_bad_request(fmt::format(
         "{} has the dtype {}; weights are floating-point, or quantised as the config.json says.",
-        where, name_of(located.entry->dtype)));
+        where, name_of(dtype)));
   }
-  if (!any_float && located.entry->dtype != wanted.dtype) {
+  if (!dtypes.empty() && std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) {
+    std::vector<std::string_view> names;
+    for (const FileDType possible : dtypes) names.push_back(name_of(possible));
     throw_bad_request(fmt::format("{} has the dtype {}; codes and scales of this kind are {}.",
-                                  where, name_of(located.entry->dtype), name_of(wanted.dtype)));
+                                  where, name_of(dtype), fmt::join(names, ", ")));
   }
   return located;
 }
@@ -276,12 +282,17 @@ void visit_folder(const std::string& path, const ModelConfig& config, FolderCont
     StoredTensor stored = {.quantization = quantization_of(folder, tensor, quantization)};
     if (stored.quantization != HfQuantization::none) {
       const auto [codes, scales] = quantised_specs(tensor, stored.quantization);
-      stored.bytes = find_required(folder, codes, /*any_float=*/false).bytes();
-      stored.scales = find_required(folder, scales, /*any_float=*/false).bytes();
+      stored.bytes = find_required(folder, codes, std::span(&codes.dtype, 1)).bytes();
+      const bool is_fp8 = stored.quantization == HfQuantization::fp8_block;
+      const auto located = find_required(
+          folder, scales,
+          is_fp8 ? std::span<const FileDType>(kFp8ScaleTypes) : std::span(&scales.dtype, 1));
+      stored.scales = located.bytes();
+      stored.scale_dtype = located.entry->dtype;
       visit(tensor, stored);
     } else {
       const auto located = find_required(
-          folder, {.name = tensor.name, .shape = file_shape_of(tensor)}, /*any_float=*/true);
+          folder, {.name = tensor.name, .shape = file_shape_of(tensor)}, /*dtypes=*/{});
       stored.dtype = located.entry->dtype;
       stored.bytes = located.bytes();
       if (tensor.arrangement.is_plain()) {
@@ -341,11 +352,30 @@ void load_piece(const std::string& folder, const HfTensor& tensor, const StoredT
   convert(parameter.master, parameter.shard);
 }
 
+// The scales of a tensor in fp8. A block whose scale is no positive number has no weights.
+std::vector<float> fp8_scales(const std::string& folder, const HfTensor& tensor,
+                              const StoredTensor& stored) {
+  std::vector<float> scales(stored.scales.size() / size_of(stored.scale_dtype));
+  convert_elements(stored.scale_dtype, stored.scales.data(), DType::f32, scales.data(),
+                   std::ssize(scales));
+  const auto bad = std::find_if(scales.begin(), scales.end(),
+                                [](float scale) { return !(scale > 0) || !std::isfinite(scale); });
+  if (bad != scales.end()) {
+    throw_failed(fmt::format(
+        "{}: the tensor {}{} is {} at element {} of {}; scales are positive and finite. The "
+        "weights are damaged. Fetch them again.",
+        folder, tensor.name, kFp8Scales, *bad, bad - scales.begin(), scales.size()));
+  }
+  return scales;
+}
+
 // Copies what the rank holds of the tensor.
 void load_tensor(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
                  Target& target, const StateStorage& storage) {
   constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are decoded at once
   std::vector<float> buffer;
+  std::vector<float> scales;
+  StoredTensor decodable = stored;
   for (const HfPiece& piece : tensor.pieces()) {
     const int64_t end = piece.offset + piece.elements;
     auto run = std::lower_bound(
@@ -353,9 +383,14 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, const Stored
         [](const SliceRun& other, int64_t first) { return other.whole + other.elements <= first; });
     for (; run != target.runs.end() && run->whole < end; ++run) {
       const int64_t last = std::min(run->whole + run->elements, end);
+      if (stored.quantization == HfQuantization::fp8_block && scales.empty()) {
+        scales = fp8_scales(folder, tensor, stored);
+        decodable.scales = std::as_bytes(std::span(scales));
+        decodable.scale_dtype = FileDType::f32;
+      }
       for (int64_t begin = std::max(run->whole, piece.offset); begin < last; begin += kPiece) {
         const int64_t elements = std::min(kPiece, last - begin);
-        load_piece(folder, tensor, stored, begin - piece.offset + piece.first, elements,
+        load_piece(folder, tensor, decodable, begin - piece.offset + piece.first, elements,
                    run->own + begin - run->whole, *target.parameter, storage, buffer);
         target.written += elements;
       }
@@ -539,16 +574,24 @@ bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
   return false;
 }
 
-// The scales of a tensor in a folder of the same model, as far as it has such.
-template <class Scale>
-std::vector<Scale> scales_in(const std::optional<SafetensorsFolder>& folder,
-                             const TensorSpec& scales) {
+// What a folder of the same model has under the name and in the shape of these scales.
+SafetensorsFolder::Located scales_in(const std::optional<SafetensorsFolder>& folder,
+                                     const TensorSpec& scales) {
   if (!folder) return {};
   const auto located = folder->find(scales.name);
-  if (located.entry == nullptr || *located.entry != scales) return {};
-  std::vector<Scale> result(static_cast<size_t>(elements_of(scales)));
-  std::memcpy(result.data(), located.bytes().data(), located.bytes().size());
-  return result;
+  const bool fits = located.entry != nullptr && located.entry->shape == scales.shape &&
+                    can_convert(located.entry->dtype, scales.dtype);
+  return fits ? located : SafetensorsFolder::Located{};
+}
+
+// quantised_specs, with scales in the type that the folder has them in. `tensor` has the name that
+// it has there.
+std::pair<TensorSpec, TensorSpec> specs_as_in(const std::optional<SafetensorsFolder>& folder,
+                                              const HfTensor& tensor, HfQuantization quantization) {
+  auto specs = quantised_specs(tensor, quantization);
+  const auto located = scales_in(folder, specs.second);
+  if (located.entry != nullptr) specs.second.dtype = located.entry->dtype;
+  return specs;
 }
 
 // Codes and scales as the file has them.
@@ -557,22 +600,49 @@ struct QuantisedTensor {
   std::vector<std::byte> scales;
 };
 
+// Scales that are not the source's may need more bits than those.
+std::vector<std::byte> scales_as(const TensorSpec& spec, const std::vector<float>& scales) {
+  std::vector<std::byte> bytes(bytes_of(spec));
+  convert_elements(FileDType::f32, scales.data(), spec.dtype, bytes.data(), std::ssize(scales));
+  std::vector<float> again(scales.size());
+  convert_elements(spec.dtype, bytes.data(), DType::f32, again.data(), std::ssize(scales));
+  if (again != scales) {
+    throw_failed(
+        fmt::format("The scales {} are not exact as {}. Write the weights in a type that "
+                    "holds them, such as fp32.",
+                    spec.name, name_of(spec.dtype)));
+  }
+  return bytes;
+}
+
 // `tensor` has the name that it has in the folder of the scales.
 QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
                           std::span<const std::byte> f32_values,
                           const std::optional<SafetensorsFolder>& source) {
-  const auto [codes, scales] = quantised_specs(tensor, quantization);
+  const auto [codes, scales] = specs_as_in(source, tensor, quantization);
   std::vector<float> values(static_cast<size_t>(tensor.shape.elements()));
   QuantisedTensor result = {.codes = std::vector<uint8_t>(bytes_of(codes)),
                             .scales = std::vector<std::byte>(bytes_of(scales))};
   const int64_t columns = tensor.shape[tensor.shape.rank() - 1];
   const auto count = static_cast<size_t>(elements_of(scales));
+  const auto located = scales_in(source, scales);
   if (quantization == HfQuantization::fp8_block) {
     std::memcpy(values.data(), f32_values.data(), f32_values.size());
+    std::vector<float> hints;
+    if (located.entry != nullptr) {
+      hints.resize(count);
+      convert_elements(located.entry->dtype, located.bytes().data(), DType::f32, hints.data(),
+                       std::ssize(hints));
+    }
     std::vector<float> found(count);
-    quantise_fp8(values, columns, scales_in<float>(source, scales), result.codes, found);
-    std::memcpy(result.scales.data(), found.data(), result.scales.size());
+    quantise_fp8(values, columns, hints, result.codes, found);
+    result.scales = scales_as(scales, found);
     return result;
+  }
+  std::vector<uint8_t> hints;
+  if (located.entry != nullptr) {
+    hints.resize(count);
+    std::memcpy(hints.data(), located.bytes().data(), count);
   }
   const int64_t rows = tensor.shape[1];
   const size_t row_bytes = static_cast<size_t>(columns) * sizeof(float);
@@ -581,7 +651,7 @@ QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
     std::memcpy(values.data() + there * columns,
                 f32_values.data() + static_cast<size_t>(row) * row_bytes, row_bytes);
   }
-  quantise_mxfp4(values, scales_in<uint8_t>(source, scales), result.codes,
+  quantise_mxfp4(values, hints, result.codes,
                  {reinterpret_cast<uint8_t*>(result.scales.data()), count});
   return result;
 }
@@ -650,8 +720,10 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
       specs.push_back(
           {tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32, file_shape_of(tensor)});
     } else {
-      const auto [codes, scales] = quantised_specs(tensor, quantization);
-      specs.insert(specs.end(), {codes, scales});
+      const auto own = quantised_specs(tensor, quantization);
+      TensorSpec scales = own.second;
+      scales.dtype = specs_as_in(source, as_in_source(tensor), quantization).second.dtype;
+      specs.insert(specs.end(), {own.first, scales});
     }
   }
   uint64_t total = 0;

@@ -8,12 +8,14 @@
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "io/convert_dtype.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "io/io_test_support.h"
@@ -313,6 +315,79 @@ INSTANTIATE_TEST_SUITE_P(Kinds, QuantisedFolder,
                            return info.param == HfQuantization::mxfp4 ? "mxfp4" : "fp8";
                          });
 
+// Published folders have scales in bf16, too, which say the same numbers and come back as they are.
+TEST(QuantisedFolders, ScalesMayHaveFewerBits) {
+  for (const FileDType narrow : {FileDType::bf16, FileDType::f16}) {
+    SCOPED_TRACE(name_of(narrow));
+    Model wide(HfQuantization::fp8_block);
+    Model model(HfQuantization::fp8_block);
+    for (size_t i = 0; i < model.quantised.size(); ++i) {
+      Stored& tensor = model.quantised[i];
+      if (!tensor.spec.name.ends_with("_scale_inv")) continue;
+      const int64_t count = elements_of(tensor.spec);
+      std::vector<float> values(static_cast<size_t>(count));
+      std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+      for (float& value : values) value *= 1024;  // normal numbers in 16 bits
+      tensor.spec.dtype = narrow;
+      tensor.bytes.resize(bytes_of(tensor.spec));
+      convert_elements(FileDType::f32, values.data(), narrow, tensor.bytes.data(), count);
+      convert_elements(narrow, tensor.bytes.data(), DType::f32, wide.quantised[i].bytes.data(),
+                       count);
+    }
+    const std::string path = model.write("quantised");
+    const State loaded(path, DType::f32);
+    ASSERT_NO_FATAL_FAILURE(expect_same(loaded, State(wide.write("quantised"), DType::f32)));
+    EXPECT_EQ(hf_folder_dtype(path), DType::f32);
+    save_hf_model(model.folder / "copy", loaded.config, loaded.state, loaded.storage,
+                  uint64_t{1} << 30,
+                  {.config_json = model.config.dump(),
+                   .quantization = HfQuantization::fp8_block,
+                   .scales_from = path});
+    EXPECT_EQ(get_file(model.folder / "copy/model.safetensors"),
+              get_file(path + "/model.safetensors"));
+  }
+}
+
+// Scales that the type of the source's cannot say are not rounded: weights would change.
+TEST(QuantisedFolders, ScalesAreNotRounded) {
+  Model model(HfQuantization::fp8_block);
+  for (Stored& tensor : model.quantised) {
+    if (!tensor.spec.name.ends_with("_scale_inv")) continue;
+    tensor.spec.dtype = FileDType::bf16;
+    tensor.bytes.resize(bytes_of(tensor.spec));
+    for (size_t i = 0; i < tensor.bytes.size(); i += 2) {
+      tensor.bytes[i] = std::byte{0};
+      tensor.bytes[i + 1] = std::byte{0x3f};
+    }
+  }
+  const std::string path = model.write("quantised");
+  const State other(model.write("plain"), DType::f32);  // of other scales
+  expect_phrase(message_of(ExitStatus::failed,
+                           [&] {
+                             save_hf_model(model.folder / "copy", other.config, other.state,
+                                           other.storage, uint64_t{1} << 30,
+                                           {.config_json = model.config.dump(),
+                                            .quantization = HfQuantization::fp8_block,
+                                            .scales_from = path});
+                           }),
+                "_scale_inv are not exact as BF16");
+}
+
+// PyTorch's name of the type is that of MiniMax-M2's config.json.
+TEST(QuantisedFolders, TheTypeHasTwoNames) {
+  const auto quantization = [](const char* format) {
+    json config = {
+        {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}}};
+    if (format != nullptr) config["quantization_config"]["fmt"] = format;
+    return parse_hf_quantization(config.dump(), "config.json");
+  };
+  for (const char* format : {"e4m3", "float8_e4m3fn", static_cast<const char*>(nullptr)}) {
+    EXPECT_EQ(quantization(format), HfQuantization::fp8_block);
+  }
+  expect_phrase(message_of(ExitStatus::bad_request, [&] { quantization("e5m2"); }),
+                "\"fmt\": \"e5m2\"; supported are \"e4m3\" and \"float8_e4m3fn\"");
+}
+
 void expect_refused(const Model& model, std::initializer_list<const char*> phrases,
                     ExitStatus status = ExitStatus::bad_request) {
   const std::string message =
@@ -337,6 +412,14 @@ TEST(QuantisedRefusal, NamesTheTensor) {
   Model nan(HfQuantization::fp8_block);
   nan.find(kDown).bytes[3] = std::byte{0x7f};
   expect_refused(nan, {kDown, "not finite", "element 3"}, ExitStatus::failed);
+  for (const auto& [value, text] : {std::pair(0.0F, " is 0 "), std::pair(-0.5F, " is -0.5 "),
+                                    std::pair(std::numeric_limits<float>::infinity(), " is inf "),
+                                    std::pair(std::numeric_limits<float>::quiet_NaN(), "nan ")}) {
+    Model scale(HfQuantization::fp8_block);
+    std::memcpy(&scale.find(kDownScales).bytes[4], &value, sizeof value);
+    expect_refused(scale, {kDownScales, text, "at element 1 of 4; scales are positive and finite"},
+                   ExitStatus::failed);
+  }
   Model silent(HfQuantization::fp8_block);
   silent.config.erase("quantization_config");
   expect_refused(silent, {"_scale_inv", "has no place"});
