@@ -556,6 +556,11 @@ std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, con
   return rounded;
 }
 
+// Is it of a layer of the decoder, be it one of multi-token prediction?
+bool is_of_layer(const HfTensor& tensor) {
+  return tensor.name.starts_with("model.layers.") || tensor.name.starts_with("mtp.layers.");
+}
+
 // Is it quantised where no folder says? The linear layers of the decoder's layers but routers,
 // gates of shared experts and what joins the inputs of multi-token prediction; in mxfp4 the
 // experts.
@@ -565,7 +570,7 @@ bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
       return false;
     case HfQuantization::fp8_block:
       return tensor.shape.rank() == 2 && !tensor.arrangement.has_unit_dimension &&
-             tensor.name.starts_with("model.layers.") && tensor.name.ends_with(".weight") &&
+             is_of_layer(tensor) && tensor.name.ends_with(".weight") &&
              !tensor.name.ends_with("gate.weight") && !tensor.name.ends_with("eh_proj.weight") &&
              !tensor.is_copy();
     case HfQuantization::mxfp4:
@@ -680,7 +685,7 @@ std::string hf_quantization_config(const ModelConfig& config, HfQuantization qua
   nlohmann::json kept = {"lm_head"};
   for (const HfTensor& tensor : tensors) {
     constexpr std::string_view kWeight = ".weight";
-    if (tensor.shape.rank() != 2 || !tensor.name.starts_with("model.layers.") ||
+    if (tensor.shape.rank() != 2 || !(is_of_layer(tensor) || tensor.name.starts_with("mtp.")) ||
         !tensor.name.ends_with(kWeight) || is_quantised(tensor, quantization)) {
       continue;
     }

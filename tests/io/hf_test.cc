@@ -1242,6 +1242,39 @@ TEST(HfWeights, AValueThatTheTypeDoesNotHoldIsRefused) {
   save(FileDType::bf16);
 }
 
+// Where the layer has names of its own, too; what is not quantised is listed.
+TEST(HfMtp, Fp8TakesTheMatricesOfALayerApart) {
+  for (const char* name : {"qwen3_next", "qwen3_5_moe"}) {
+    SCOPED_TRACE(name);
+    const TempFolder folder;
+    ModelConfig config = read_hf_config(fixture(name) + "/config.json");
+    config.mtp_num_layers = 1;
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    save_hf_model(folder / "model", config, state, storage, kOneFile,
+                  {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
+    const SafetensorsFolder written = SafetensorsFolder::open(folder / "model");
+    const auto kept = json::parse(hf_quantization_config(config, HfQuantization::fp8_block))
+                          .at("modules_to_not_convert")
+                          .get<std::vector<std::string>>();
+    size_t quantised = 0;
+    for (const TensorEntry& entry : written.files().front().entries()) {
+      if (!entry.name.starts_with("mtp.") || entry.shape.size() != 2) continue;
+      if (entry.name.ends_with("_scale_inv")) continue;
+      const std::string module = entry.name.substr(0, entry.name.size() - 7);  // .weight
+      const bool listed = std::find(kept.begin(), kept.end(), module) != kept.end();
+      EXPECT_EQ(entry.dtype, listed ? FileDType::bf16 : FileDType::f8e4m3) << entry.name;
+      quantised += listed ? 0U : 1U;
+    }
+    EXPECT_GT(quantised, 3U);
+    for (const char* module :
+         {"mtp.fc", "mtp.layers.0.mlp.gate", "mtp.layers.0.mlp.shared_expert_gate"}) {
+      EXPECT_NE(std::find(kept.begin(), kept.end(), module), kept.end()) << module;
+    }
+    EXPECT_EQ(written.find("mtp.layers.0.self_attn.o_proj.weight").entry->dtype, FileDType::f8e4m3);
+  }
+}
+
 // Of convolutions the last dimension but one is 1, and no block of a scale.
 TEST(HfWeights, Fp8LeavesConvolutionsAlone) {
   const TempFolder folder;
