@@ -1,6 +1,6 @@
 // `troupe convert`: a trained model as a Hugging Face folder, with the files that came with it. A
-// Hugging Face folder as the source is written again in the same dtype, bit for bit, unless --dtype
-// says another; so is a quantised one.
+// Hugging Face folder as the source is written again, each tensor in its own dtype, bit for bit,
+// unless --dtype says another; so is a quantised one.
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

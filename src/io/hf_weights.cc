@@ -458,6 +458,22 @@ DType hf_folder_dtype(const std::string& folder) {
   return widest;
 }
 
+FileDType hf_folder_main_dtype(const std::string& folder) {
+  const SafetensorsFolder open = SafetensorsFolder::open(folder);
+  std::unordered_map<FileDType, int64_t> elements;
+  for (const SafetensorsFile& file : open.files()) {
+    for (const TensorEntry& entry : file.entries()) {
+      if (entry.name.ends_with(kFp8Scales) || !can_convert(entry.dtype, FileDType::f32)) continue;
+      elements[entry.dtype] += elements_of(entry);
+    }
+  }
+  FileDType most = to_file_dtype(hf_folder_dtype(folder));
+  for (const FileDType dtype : kFileDTypes) {
+    if (elements[dtype] > elements[most]) most = dtype;
+  }
+  return most;
+}
+
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage, const WorkReport& report) {
   ModelConfig named = config;
@@ -661,6 +677,35 @@ QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
   return result;
 }
 
+// The types that tensors have in a folder of the same model: those of their names, or, where the
+// folder has a parameter in other tensors, of one of these.
+class FolderDTypes {
+ public:
+  FolderDTypes(const SafetensorsFolder& folder, const ModelConfig& config) : folder_(folder) {
+    for (const HfTensor& tensor : hf_tensors(config, &folder)) {
+      const TensorEntry* entry = folder.find(tensor.name).entry;
+      if (entry == nullptr || !tensor.parameter.valid()) continue;
+      of_parameters_.emplace(tensor.parameter.index, entry->dtype);
+    }
+  }
+
+  // `tensor` has the name that it has in the folder.
+  FileDType of(const HfTensor& tensor, FileDType otherwise) const {
+    const TensorEntry* entry = folder_.find(tensor.name).entry;
+    if (entry != nullptr) return as_float(entry->dtype, otherwise);
+    const auto found = of_parameters_.find(tensor.parameter.index);
+    return found == of_parameters_.end() ? otherwise : as_float(found->second, otherwise);
+  }
+
+ private:
+  static FileDType as_float(FileDType dtype, FileDType otherwise) {
+    return can_convert(dtype, FileDType::f32) ? dtype : otherwise;
+  }
+
+  const SafetensorsFolder& folder_;
+  std::unordered_map<int32_t, FileDType> of_parameters_;
+};
+
 }  // namespace
 
 std::string hf_quantization_config(const ModelConfig& config, HfQuantization quantization) {
@@ -708,11 +753,22 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   TROUPE_CHECK(state.part.layout().world_size() == 1, "only a whole model is written");
   const std::vector<HfTensor> tensors = hf_tensors(config);
   const FileDType dtype = what.dtype.value_or(to_file_dtype(state.dtype));
-  std::optional<SafetensorsFolder> source;
-  if (!what.scales_from.empty()) source = SafetensorsFolder::open(what.scales_from);
+  const auto open = [](const std::string& path) {
+    return path.empty() ? std::nullopt : std::optional(SafetensorsFolder::open(path));
+  };
+  const std::optional<SafetensorsFolder> source = open(what.scales_from);
   const auto as_in_source = [&](HfTensor tensor) {
     if (source) tensor.name = hf_name_in(*source, config, tensor.name);
     return tensor;
+  };
+  const std::optional<SafetensorsFolder> typed = open(what.dtypes_from);
+  std::optional<FolderDTypes> dtypes;
+  if (typed) dtypes.emplace(*typed, config);
+  const auto dtype_in_file = [&](HfTensor tensor) {
+    const FileDType otherwise = tensor.parameter.valid() ? dtype : FileDType::f32;
+    if (!typed) return otherwise;
+    tensor.name = hf_name_in(*typed, config, tensor.name);
+    return dtypes->of(tensor, otherwise);
   };
   const auto quantization_in_file = [&](const HfTensor& tensor) {
     if (source) return quantization_of(*source, as_in_source(tensor), what.quantization);
@@ -722,8 +778,7 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   for (const HfTensor& tensor : tensors) {
     const HfQuantization quantization = quantization_in_file(tensor);
     if (quantization == HfQuantization::none) {
-      specs.push_back(
-          {tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32, file_shape_of(tensor)});
+      specs.push_back({tensor.name, dtype_in_file(tensor), file_shape_of(tensor)});
     } else {
       const auto own = quantised_specs(tensor, quantization);
       TensorSpec scales = own.second;

@@ -49,6 +49,9 @@ HfQuantization hf_folder_quantization(const std::string& folder);
 // Codes and scales do not count; fp8 weights are exact in f32, mxfp4 ones in bf16.
 DType hf_folder_dtype(const std::string& folder);
 
+// The type that most of its elements have, without codes and scales.
+FileDType hf_folder_main_dtype(const std::string& folder);
+
 // Reads a folder into the parameters (and fp32 master weights, where there are any), or into the
 // slices of them that the state declares: other bytes of the folder are not read. The names are
 // those of the folder's own architecture (config.json), whatever the configuration's is; expert
@@ -71,7 +74,10 @@ std::string hf_quantization_config(const ModelConfig& config, HfQuantization qua
 // What is written beside the weights, and how they are.
 struct HfExport {
   std::string config_json = {};         // empty: write_hf_config of the model
-  std::optional<FileDType> dtype = {};  // of all tensors that are not quantised; unset: the model's
+  std::optional<FileDType> dtype = {};  // of tensors that are not quantised; unset: the model's
+  // A folder of the same model: tensors that are not quantised have the types that they have there,
+  // and `dtype` where it has them not. Empty: all have `dtype`, and biases of routers are f32.
+  std::string dtypes_from = {};
   HfQuantization quantization = HfQuantization::none;
   // A folder of the same model and quantization: the same tensors are quantised, with its scales
   // where they reproduce the weights. Empty: the linear layers of the decoder, or the experts.

@@ -128,9 +128,14 @@ ModelSource source_of_run(const RunSpec& spec, const std::optional<std::string>&
 HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& type) {
   HfConfigSource config;
   HfExport result;
-  result.dtype = type && type->dtype ? *type->dtype : to_file_dtype(model.compute_dtype);
+  const bool asked = type && type->dtype;
+  result.dtype = asked ? *type->dtype : to_file_dtype(model.compute_dtype);
   if (type) result.quantization = type->quantization;
   if (!model.from_checkpoint) {
+    if (!asked) {
+      result.dtype = hf_folder_main_dtype(model.path);
+      result.dtypes_from = model.path;
+    }
     const HfQuantization stored = hf_folder_quantization(model.path);
     if (!type) result.quantization = stored;
     const bool requantised = result.quantization != stored;

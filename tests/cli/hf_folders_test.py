@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Hugging Face folders that are converted to Hugging Face folders: layers of multi-token
-prediction are kept, left out with a word, or missed by name.
+"""Hugging Face folders that are converted to Hugging Face folders: every tensor keeps its type, and
+layers of multi-token prediction are kept, left out with a word, or missed by name.
 
 Usage: hf_folders_test.py TROUPE SOURCE_FOLDER
 """
 
 import json
 import pathlib
+import struct
 import sys
 import unittest
 
@@ -19,6 +20,14 @@ LEFT_OUT = "layers of multi-token prediction are left out"
 
 def reference(name):
     return HERE.source / "tests/fixtures/hf" / name
+
+
+def to_16_bits(contents, letter):
+    """The nearest numbers of F16, or those of BF16 that are next to zero."""
+    values = struct.unpack(f"<{len(contents) // 4}f", contents)
+    if letter == "F16":
+        return struct.pack(f"<{len(values)}e", *values)
+    return b"".join(contents[i + 2:i + 4] for i in range(0, len(contents), 4))
 
 
 class HfFolders(unittest.TestCase):
@@ -55,6 +64,67 @@ class HfFolders(unittest.TestCase):
     def assert_same(self, folder, other):
         for file in ("config.json", "model.safetensors"):
             self.assertEqual((folder / file).read_bytes(), (other / file).read_bytes(), file)
+
+    # ---- Types ----
+
+    def typed(self, name, letter, dtype, wide):
+        """A reference in 16 bits, except tensors whose names have one of the parts `wide`."""
+        tensors = {}
+        source = read_tensors(reference(name) / "model.safetensors")
+        for tensor, (was, shape, contents) in sorted(source.items()):
+            if any(part in tensor for part in wide):
+                tensors[tensor] = (was, shape, contents)
+            else:
+                tensors[tensor] = (letter, shape, to_16_bits(contents, letter))
+        config = self.config(reference(name)) | {"dtype": dtype}
+        return self.write(f"{name}_{letter}", tensors, config)
+
+    def test_every_tensor_keeps_its_type(self):
+        for name, wide in (("minimax_m2", ("gate.weight", "e_score")),
+                           ("qwen3_next", ("A_log", "linear_attn.norm.weight")),
+                           ("mixtral", ())):
+            for letter, dtype in (("BF16", "bfloat16"), ("F16", "float16")):
+                with self.subTest(name=name, letter=letter):
+                    source = self.typed(name, letter, dtype, wide)
+                    copy, said = self.convert(source, f"copy_{name}_{letter}")
+                    before = read_tensors(source / "model.safetensors")
+                    after = read_tensors(copy / "model.safetensors")
+                    self.assertEqual({n: t[0] for n, t in after.items()},
+                                     {n: t[0] for n, t in before.items()})
+                    self.assertEqual(before, after)
+                    self.assertEqual(self.config(copy), self.config(source))
+                    self.assertIn(f" in {letter}, ", said)
+
+    def test_a_type_that_is_asked_for_is_that_of_all(self):
+        source = self.typed("minimax_m2", "BF16", "bfloat16", ("gate.weight", "e_score"))
+        copy, _ = self.convert(source, "copy", "--dtype", "fp16")
+        types = {dtype for name, (dtype, _, _) in read_tensors(copy / "model.safetensors").items()
+                 if "e_score" not in name}
+        self.assertEqual(types, {"F16"})
+        self.assertEqual(self.config(copy)["dtype"], "float16")
+
+    def test_what_is_not_quantised_keeps_its_type(self):
+        source = self.typed("minimax_m2", "BF16", "bfloat16", ("gate.weight", "e_score"))
+        codes, _ = self.convert(source, "codes", "--dtype", "fp8-block")
+        before = read_tensors(source / "model.safetensors")
+        after = read_tensors(codes / "model.safetensors")
+        self.assertEqual({after[name][0] for name in before}, {"BF16", "F32", "F8_E4M3"})
+        for name, tensor in before.items():
+            if after[name][0] != "F8_E4M3":
+                self.assertEqual(after[name], tensor, name)
+        self.assertEqual(self.config(codes)["dtype"], "bfloat16")
+        # As it is published: the other name of the format, and scales in fewer bits.
+        config = self.config(codes)
+        config["quantization_config"]["fmt"] = "float8_e4m3fn"
+        for name, (_, shape, contents) in after.items():
+            if name.endswith("_scale_inv"):
+                after[name] = ("BF16", shape, to_16_bits(contents, "BF16"))
+        published = self.write("published", after, config)
+        again, _ = self.convert(published, "again")
+        self.assertEqual(read_tensors(again / "model.safetensors"), after)
+        self.assertEqual(self.config(again), config)
+
+    # ---- Layers of multi-token prediction ----
 
     def test_announced_layers_may_be_none(self):
         folder = reference("deepseek_v3")

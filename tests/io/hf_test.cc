@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/convert_dtype.h"
 #include "io/file.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
@@ -1387,6 +1388,59 @@ TEST(HfWeights, AFolderIsReadInTheNarrowestTypeThatHoldsIt) {
     save_hf_model(copy, model.config, model.state, model.storage, kOneFile, {.dtype = written});
     EXPECT_EQ(hf_folder_dtype(copy), read) << name_of(written);
   }
+}
+
+// A folder of several types comes back in them, whatever the model was read in.
+TEST(HfWeights, EachTensorKeepsTheTypeOfItsFolder) {
+  constexpr FileDType kTypes[] = {FileDType::bf16, FileDType::f32, FileDType::f16, FileDType::f64};
+  for (const char* name : {"deepseek_v3", "gpt_oss", "qwen3_next", "qwen3_5_moe"}) {
+    SCOPED_TRACE(name);
+    const TempFolder folder;
+    const SafetensorsFolder from = SafetensorsFolder::open(fixture(name));
+    std::vector<TensorSpec> specs;
+    for (const SafetensorsFile& file : from.files()) {
+      specs.insert(specs.end(), file.entries().begin(), file.entries().end());
+    }
+    for (size_t i = 0; i < specs.size(); ++i) specs[i].dtype = kTypes[i % 7 % 4];
+    const Disk disk;
+    SafetensorsFolderWriter writer(disk, folder / "mixed", specs, uint64_t{1} << 30);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      std::vector<std::byte> bytes(bytes_of(specs[i]));
+      const auto located = from.find(specs[i].name);
+      convert_elements(located.entry->dtype, located.bytes().data(), specs[i].dtype, bytes.data(),
+                       elements_of(specs[i]));
+      writer.append(i, bytes);
+    }
+    writer.finish();
+    put_file(folder / "mixed/config.json", get_file(fixture(name) + "/config.json"));
+    const Loaded model(folder / "mixed", hf_folder_dtype(folder / "mixed"));
+    save_hf_model(folder / "again", model.config, model.state, model.storage, kOneFile,
+                  {.dtypes_from = folder / "mixed"});
+    EXPECT_EQ(get_file(folder / "again/model.safetensors"),
+              get_file(folder / "mixed/model.safetensors"));
+  }
+}
+
+TEST(HfWeights, TheMainTypeOfAFolderIsThatOfMostElements) {
+  const TempFolder folder;
+  const auto main_type = [&](int64_t wide, int64_t narrow, FileDType other) {
+    const std::vector<TensorSpec> specs = {{"a", FileDType::f32, {wide}},
+                                           {"b", FileDType::bf16, {narrow}},
+                                           {"c", other, {100}},
+                                           {"d.weight_scale_inv", FileDType::f32, {100}}};
+    const std::string path = folder / (std::to_string(wide) + std::string(name_of(other)));
+    const Disk disk;
+    SafetensorsFolderWriter writer(disk, path, specs, uint64_t{1} << 30);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      writer.append(i, std::vector<std::byte>(bytes_of(specs[i])));
+    }
+    writer.finish();
+    return hf_folder_main_dtype(path);
+  };
+  EXPECT_EQ(main_type(5, 4, FileDType::f8e4m3), FileDType::f32);
+  EXPECT_EQ(main_type(4, 5, FileDType::f8e4m3), FileDType::bf16);
+  EXPECT_EQ(main_type(4, 5, FileDType::u8), FileDType::bf16);
+  EXPECT_EQ(main_type(4, 5, FileDType::f16), FileDType::f16);
 }
 
 // Master weights of a model that is trained on get the value itself, not the rounded one.
