@@ -142,7 +142,9 @@ HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& t
     if (!requantised && stored != HfQuantization::none) result.scales_from = model.path;
     ModelSource source = source_at(join_path(model.path, kConfigFile), /*has_weights=*/true);
     config = {.text = std::move(source.config_json), .where = model.path, .has_weights = true};
-    if (type) config.dtype = hf_name_of(*result.dtype);
+    // What a quantised folder's says is the type to compute in.
+    const bool keeps_codes = !type && stored != HfQuantization::none;
+    if (!keeps_codes) config.dtype = hf_name_of(*result.dtype);
     if (requantised) {
       config.quantization_config = hf_quantization_config(model.config, result.quantization);
     }

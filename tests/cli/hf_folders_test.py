@@ -95,6 +95,17 @@ class HfFolders(unittest.TestCase):
                     self.assertEqual(self.config(copy), self.config(source))
                     self.assertIn(f" in {letter}, ", said)
 
+    def test_the_type_that_is_stated_is_that_of_most_weights(self):
+        source = self.typed("mixtral", "BF16", "float32", ("gate.weight",))
+        copy, _ = self.convert(source, "copy")
+        self.assertEqual(self.config(copy), self.config(source) | {"dtype": "bfloat16"})
+        # That of a quantised folder says in which type to compute.
+        codes, _ = self.convert(source, "codes", "--dtype", "fp8-block")
+        stated = self.config(codes) | {"dtype": "float16"}
+        (codes / "config.json").write_text(json.dumps(stated))
+        again, _ = self.convert(codes, "again")
+        self.assertEqual(self.config(again), stated)
+
     def test_a_type_that_is_asked_for_is_that_of_all(self):
         source = self.typed("minimax_m2", "BF16", "bfloat16", ("gate.weight", "e_score"))
         copy, _ = self.convert(source, "copy", "--dtype", "fp16")
