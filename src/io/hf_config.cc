@@ -84,9 +84,7 @@ ModelConfig without_idle_fields(ModelConfig config) {
   config.moe_token_drop_policy = unset.moe_token_drop_policy;
   config.moe_pad_expert_input_to_capacity = false;
   config.moe_expert_row_multiple = 1;
-  if (!config.moe_router_enable_expert_bias) {
-    config.moe_router_bias_update_rate = unset.moe_router_bias_update_rate;
-  }
+  config.moe_router_bias_update_rate = unset.moe_router_bias_update_rate;
   if (config.num_experts == 0) {
     config.moe_router_topk = 0;
     config.moe_ffn_hidden_size = 0;
@@ -99,7 +97,6 @@ ModelConfig without_idle_fields(ModelConfig config) {
     config.moe_router_group_topk = 0;
     config.moe_router_sinkhorn = false;
     config.moe_router_enable_expert_bias = false;
-    config.moe_router_bias_update_rate = unset.moe_router_bias_update_rate;
     config.moe_layers.clear();
     config.moe_aux_loss_coeff = 0;
   } else if (config.moe_layer_count() == config.num_layers) {

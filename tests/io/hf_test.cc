@@ -395,6 +395,24 @@ TEST(HfConfig, WhatTrainingAloneUsesHasNoArchitecture) {
   EXPECT_EQ(fitting_hf_architecture(config), "MixtralForCausalLM");
 }
 
+TEST(HfConfig, HowFastExpertBiasesMoveHasNoPlace) {
+  for (const char* name : {"deepseek_v3", "deepseek_v32", "glm4moe", "minimax_m2", "ling_v2"}) {
+    SCOPED_TRACE(name);
+    const std::string text =
+        get_file(std::string(TROUPE_FIXTURE_DIR "/hf/") + name + "/config.json");
+    ModelConfig config = parse_hf_config(text, name);
+    ASSERT_TRUE(config.moe_router_enable_expert_bias);
+    const HfConfigSource source{.text = text, .where = name, .has_weights = true};
+    const std::string written = write_hf_config(config, source);
+    for (const double rate : {0.0, 0.25}) {
+      config.moe_router_bias_update_rate = rate;
+      EXPECT_EQ(why_no_hf_form(config), "");
+      EXPECT_EQ(fitting_hf_architecture(config), config.hf_architecture);
+      EXPECT_EQ(write_hf_config(config, source), written);
+    }
+  }
+}
+
 // Whatever no architecture has is named, and no file is begun.
 TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
   const auto expect_named = [](const char* field, const auto& change) {
