@@ -17,6 +17,7 @@
 #include "io/hf_fields.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
+#include "model/model_problems.h"
 
 namespace troupe {
 namespace {
@@ -144,11 +145,7 @@ json parse_text_model(std::string_view json_text, const std::string& where) {
 }
 
 // Reads the fields; whether they fit together is not checked.
-ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
-  const json document = parse_text_model(json_text, where);
-  std::vector<std::string> unsupported;
-  const HfFields fields(document, where, unsupported);
-
+ModelConfig collect_fields(const HfFields& fields) {
   ModelConfig config;
   const json* architectures = fields.find("architectures");
   if (architectures == nullptr || !architectures->is_array() || architectures->size() != 1 ||
@@ -159,19 +156,35 @@ ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
   const HfFamily* family = find_hf_family(name);
   if (family == nullptr) refuse_hf_architecture(fields, name);
   read_hf_family(*family, fields, config);
-  fields.refuse_unsupported();
+  return config;
+}
+
+// Refuses what Troupe does not compute.
+ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
+  const json document = parse_text_model(json_text, where);
+  HfProblems problems;
+  const HfFields fields(document, where, problems);
+  ModelConfig config = collect_fields(fields);
+  if (!problems.empty()) fields.refuse_collected();
   return config;
 }
 
 }  // namespace
 
 ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
-  ModelConfig config = parse_fields(json_text, where);
-  try {
-    config.validate();
-  } catch (const UserError& error) {
-    throw UserError(error.status(), where + ": " + in_hf_terms(error.what()));
+  const json document = parse_text_model(json_text, where);
+  HfProblems problems;
+  const HfFields fields(document, where, problems);
+  ModelConfig config = collect_fields(fields);
+  // With other values in the place of missing ones there is no model.
+  if (problems.missing.empty()) {
+    constexpr std::string_view kSubject = "Model configuration: ";  // said once is enough
+    for (const std::string& problem : problems_of(config)) {
+      const bool is_first = problems.sentences.empty() || !problem.starts_with(kSubject);
+      problems.sentences.push_back(in_hf_terms(problem.substr(is_first ? 0 : kSubject.size())));
+    }
   }
+  if (!problems.empty()) fields.refuse_collected();
   return config;
 }
 
@@ -185,8 +198,8 @@ namespace {
 int32_t stated_prediction_layers(const std::string& text, const std::string& where,
                                  int32_t otherwise) {
   const json document = parse_text_model(text, where);
-  std::vector<std::string> unsupported;
-  const HfFields fields(document, where, unsupported);
+  HfProblems problems;
+  const HfFields fields(document, where, problems);
   return std::max(0,
                   fields.integer({"num_nextn_predict_layers", "mtp_num_hidden_layers"}, otherwise));
 }

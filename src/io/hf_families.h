@@ -52,7 +52,7 @@ std::span<const HfFamily> hf_families();
 const HfFamily* find_hf_family(std::string_view architecture);
 
 // Reads all fields into a configuration that has the name of the architecture; whether they fit
-// together is not checked. What is not supported is collected in `fields`.
+// together is not checked. What is not supported, or missing, is collected in `fields`.
 void read_hf_family(const HfFamily& family, const HfFields& fields, ModelConfig& config);
 
 // Refuses a configuration of another architecture: with what it has that Troupe lacks, and whatever

@@ -1,10 +1,11 @@
 // Reading a config.json of Hugging Face field by field.
 //
-// What is malformed is refused at once (UserError, bad request). What is well-formed and not
-// supported is collected, so that one message names all of it. Absent and null fields are the same
-// unless said. Borrows what it is made of; one thread.
+// What is not supported, and fields that are missing, are collected, so that one message names all
+// of them; what is malformed is refused at once (UserError, bad request), with what was collected.
+// Absent and null fields are the same unless said. Borrows what it is made of; one thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,22 +19,42 @@
 
 namespace troupe {
 
+// What was collected.
+struct HfProblems {
+  std::vector<std::string> sentences = {};
+  std::vector<std::string> missing = {};  // names, in quotes
+
+  bool empty() const { return sentences.empty() && missing.empty(); }
+  std::string text() const {
+    std::vector<std::string> all = sentences;
+    if (!missing.empty()) {
+      all.push_back(fmt::format("{}he field{} {} {} missing.", all.empty() ? "t" : "T",
+                                missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
+                                missing.size() == 1 ? "is" : "are"));
+    }
+    return fmt::format("{}", fmt::join(all, " "));
+  }
+};
+
 class HfFields {
  public:
-  HfFields(const nlohmann::json& object, const std::string& where,
-           std::vector<std::string>& unsupported)
-      : object_(object), where_(where), unsupported_(unsupported) {}
+  HfFields(const nlohmann::json& object, const std::string& where, HfProblems& problems)
+      : object_(object), where_(where), problems_(problems) {}
 
+  // Beside missing fields the problem is left out: it may be that of a value in their place.
   [[noreturn]] void refuse(const std::string& problem) const {
-    throw_bad_request(fmt::format("{}: {}", where_, problem));
+    if (problems_.missing.empty()) problems_.sentences.push_back(problem);
+    refuse_collected();
   }
   // Goes on, as if the field were not there.
-  void add_unsupported(std::string problem) const { unsupported_.push_back(std::move(problem)); }
-  void refuse_unsupported() const {
-    if (!unsupported_.empty()) refuse(fmt::format("{}", fmt::join(unsupported_, " ")));
+  void add_unsupported(std::string problem) const {
+    problems_.sentences.push_back(std::move(problem));
+  }
+  [[noreturn]] void refuse_collected() const {
+    throw_bad_request(fmt::format("{}: {}", where_, problems_.text()));
   }
   // An object within this one, under the same rules.
-  HfFields within(const nlohmann::json& object) const { return {object, where_, unsupported_}; }
+  HfFields within(const nlohmann::json& object) const { return {object, where_, problems_}; }
 
   const nlohmann::json* find(const char* name) const {
     const auto found = object_.find(name);
@@ -53,10 +74,12 @@ class HfFields {
     const nlohmann::json* value = find(names);
     return value == nullptr ? otherwise : to_integer(*value, *names.begin());
   }
+  // 2 in place of what is missing: no number of anything is refused for that.
   int32_t required_integer(std::initializer_list<const char*> names) const {
     const nlohmann::json* value = find(names);
-    if (value == nullptr) refuse(fmt::format("the field \"{}\" is missing.", *names.begin()));
-    return to_integer(*value, *names.begin());
+    if (value != nullptr) return to_integer(*value, *names.begin());
+    add_missing(*names.begin());
+    return 2;
   }
   double number(const char* name, double otherwise) const {
     const nlohmann::json* value = find(name);
@@ -65,8 +88,8 @@ class HfFields {
     return value->get<double>();
   }
   double required_number(const char* name) const {
-    if (find(name) == nullptr) refuse(fmt::format("the field \"{}\" is missing.", name));
-    return number(name, 0);
+    if (find(name) == nullptr) add_missing(name);
+    return number(name, 1);
   }
   bool boolean(const char* name, bool otherwise) const {
     const nlohmann::json* value = find(name);
@@ -98,9 +121,17 @@ class HfFields {
   }
 
  private:
+  void add_missing(const char* name) const {
+    std::string quoted = fmt::format("\"{}\"", name);
+    std::vector<std::string>& missing = problems_.missing;
+    if (std::find(missing.begin(), missing.end(), quoted) == missing.end()) {
+      missing.push_back(std::move(quoted));
+    }
+  }
+
   const nlohmann::json& object_;
   const std::string& where_;
-  std::vector<std::string>& unsupported_;
+  HfProblems& problems_;
 };
 
 }  // namespace troupe

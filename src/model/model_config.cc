@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/model_problems.h"
 #include "ops/attention/causal_conv/causal_conv.h"
 #include "ops/attention/rope/length_factor.h"
 
@@ -235,6 +236,121 @@ void validate_linear_attention(const ModelConfig& config) {
   }
 }
 
+// The sizes on which everything else depends.
+void validate_sizes(const ModelConfig& config) {
+  require_sensible(config.vocab_size, "vocab_size");
+  if (config.padding_token < -1 || config.padding_token >= config.vocab_size) {
+    refuse(fmt::format("padding_token ({}) must be -1, for none, or below vocab_size ({}).",
+                       config.padding_token, config.vocab_size));
+  }
+  require_sensible(config.hidden_size, "hidden_size");
+  require_sensible(config.num_layers, "num_layers");
+  require_sensible(config.num_attention_heads, "num_attention_heads");
+  require_sensible(config.num_query_groups, "num_query_groups");
+  require_sensible(config.kv_channels, "kv_channels");
+  require_sensible(config.max_position_embeddings, "max_position_embeddings");
+  // One operation reads the gradients of all layers, and has at most 65,535 operands.
+  if (config.num_layers > 2000) {
+    throw_bad_request(
+        fmt::format("Model configuration: num_layers is {}, more than 2000.", config.num_layers));
+  }
+  if (config.mtp_num_layers < 0 || config.mtp_num_layers > 100) {
+    refuse(
+        fmt::format("mtp_num_layers must be between 0 and 100, it is {}.", config.mtp_num_layers));
+  }
+  require_not_negative(config.mtp_loss_scaling_factor, "mtp_loss_scaling_factor");
+}
+
+void validate_attention(const ModelConfig& config) {
+  if (config.num_attention_heads % config.num_query_groups != 0) {
+    throw_bad_request(
+        fmt::format("Model configuration: num_attention_heads ({}) must be a multiple of "
+                    "num_query_groups ({}).",
+                    config.num_attention_heads, config.num_query_groups));
+  }
+  if (config.multi_latent_attention) validate_latent_attention(config);
+  if (config.has_sparse_attention()) validate_sparse_attention(config);
+  if (!config.linear_attention_layers.empty()) validate_linear_attention(config);
+  if (config.attention_output_gate && config.add_qkv_bias) {
+    refuse("attention_output_gate has no biases of queries, keys and values.");
+  }
+  validate_rope(config);
+  const int64_t projection =
+      (int64_t{config.num_attention_heads} + 2 * int64_t{config.num_query_groups}) *
+      config.kv_channels;
+  if (projection > kLargestExtent) {
+    throw_bad_request(fmt::format(
+        "Model configuration: num_attention_heads ({}) and num_query_groups ({}) of "
+        "kv_channels ({}) make a projection of {} rows, more than the largest possible {}.",
+        config.num_attention_heads, config.num_query_groups, config.kv_channels, projection,
+        kLargestExtent));
+  }
+  if (config.attention_sinks && config.zero_attention_sinks) {
+    refuse("attention_sinks are learned, or zero (zero_attention_sinks): not both.");
+  }
+  if (config.qk_l2_norm && config.qk_layernorm) {
+    refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");
+  }
+  if (config.sliding_window < 0) {
+    throw_bad_request("Model configuration: sliding_window must not be negative.");
+  }
+  TROUPE_CHECK(config.window_layers.empty() ||
+                   config.window_layers.size() == static_cast<size_t>(config.num_layers),
+               "window_layers by layer");
+  if (!config.window_layers.empty() && config.sliding_window == 0)
+    refuse("window_layers needs sliding_window.");
+}
+
+void validate_experts(const ModelConfig& config) {
+  if (config.num_experts < 0) {
+    throw_bad_request(fmt::format(
+        "Model configuration: num_experts must not be negative, it is {}.", config.num_experts));
+  }
+  if (config.num_experts > 0) {
+    require_sensible(config.num_experts, "num_experts");
+    require_sensible(config.moe_router_topk, "moe_router_topk");
+    require_sensible(config.moe_ffn_hidden_size, "moe_ffn_hidden_size");
+    if (config.moe_router_topk > config.num_experts) {
+      throw_bad_request(
+          fmt::format("Model configuration: moe_router_topk ({}) is larger than num_experts ({}).",
+                      config.moe_router_topk, config.num_experts));
+    }
+    if (config.moe_shared_expert_intermediate_size != 0) {
+      require_sensible(config.moe_shared_expert_intermediate_size,
+                       "moe_shared_expert_intermediate_size");
+    } else if (config.moe_shared_expert_gate) {
+      refuse("moe_shared_expert_gate needs moe_shared_expert_intermediate_size.");
+    }
+    validate_router(config);
+    TROUPE_CHECK(config.moe_layers.size() == static_cast<size_t>(config.num_layers),
+                 "moe_layers by layer");
+  }
+}
+
+void validate_others(const ModelConfig& config) {
+  require_not_negative(config.init_method_std, "init_method_std");
+  if (!std::isfinite(config.embedding_init_method_std)) {
+    refuse("embedding_init_method_std must be finite.");
+  }
+  if (config.init_method_xavier_uniform && config.add_bias_linear && config.num_experts > 0) {
+    refuse(
+        "init_method_xavier_uniform has no rule for the bias of a router (Megatron's fails there, "
+        "too): leave out the biases (add_bias_linear).");
+  }
+  if (!(config.norm_epsilon > 0)) refuse("norm_epsilon must be positive.");
+  require_probability(config.hidden_dropout, "hidden_dropout");
+  require_probability(config.attention_dropout, "attention_dropout");
+  require_not_negative(config.activation_clamp, "activation_clamp");
+  if (!config.gated_linear_unit &&
+      (config.activation_clamp != 0 || config.glu_linear_offset != 0)) {
+    refuse("activation_clamp and glu_linear_offset belong to gated linear units.");
+  }
+  if (config.moe_layer_count() < config.num_layers)
+    require_sensible(config.ffn_hidden_size, "ffn_hidden_size");
+}
+
+constexpr std::array kIndependentParts = {validate_attention, validate_experts, validate_others};
+
 }  // namespace
 
 std::string_view name_of(Normalization normalization) {
@@ -284,97 +400,24 @@ double ModelConfig::rope_score_factor() const {
 }
 
 void ModelConfig::validate() const {
-  require_sensible(vocab_size, "vocab_size");
-  if (padding_token < -1 || padding_token >= vocab_size) {
-    refuse(fmt::format("padding_token ({}) must be -1, for none, or below vocab_size ({}).",
-                       padding_token, vocab_size));
-  }
-  require_sensible(hidden_size, "hidden_size");
-  require_sensible(num_layers, "num_layers");
-  require_sensible(num_attention_heads, "num_attention_heads");
-  require_sensible(num_query_groups, "num_query_groups");
-  require_sensible(kv_channels, "kv_channels");
-  require_sensible(max_position_embeddings, "max_position_embeddings");
-  // One operation reads the gradients of all layers, and has at most 65,535 operands.
-  if (num_layers > 2000) {
-    throw_bad_request(
-        fmt::format("Model configuration: num_layers is {}, more than 2000.", num_layers));
-  }
-  if (mtp_num_layers < 0 || mtp_num_layers > 100) {
-    refuse(fmt::format("mtp_num_layers must be between 0 and 100, it is {}.", mtp_num_layers));
-  }
-  require_not_negative(mtp_loss_scaling_factor, "mtp_loss_scaling_factor");
-  if (num_attention_heads % num_query_groups != 0) {
-    throw_bad_request(
-        fmt::format("Model configuration: num_attention_heads ({}) must be a multiple of "
-                    "num_query_groups ({}).",
-                    num_attention_heads, num_query_groups));
-  }
-  if (multi_latent_attention) validate_latent_attention(*this);
-  if (has_sparse_attention()) validate_sparse_attention(*this);
-  if (!linear_attention_layers.empty()) validate_linear_attention(*this);
-  if (attention_output_gate && add_qkv_bias) {
-    refuse("attention_output_gate has no biases of queries, keys and values.");
-  }
-  validate_rope(*this);
-  const int64_t projection =
-      (int64_t{num_attention_heads} + 2 * int64_t{num_query_groups}) * kv_channels;
-  if (projection > kLargestExtent) {
-    throw_bad_request(fmt::format(
-        "Model configuration: num_attention_heads ({}) and num_query_groups ({}) of "
-        "kv_channels ({}) make a projection of {} rows, more than the largest possible {}.",
-        num_attention_heads, num_query_groups, kv_channels, projection, kLargestExtent));
-  }
-  require_not_negative(init_method_std, "init_method_std");
-  if (!std::isfinite(embedding_init_method_std)) {
-    refuse("embedding_init_method_std must be finite.");
-  }
-  if (init_method_xavier_uniform && add_bias_linear && num_experts > 0) {
-    refuse(
-        "init_method_xavier_uniform has no rule for the bias of a router (Megatron's fails there, "
-        "too): leave out the biases (add_bias_linear).");
-  }
-  if (attention_sinks && zero_attention_sinks) {
-    refuse("attention_sinks are learned, or zero (zero_attention_sinks): not both.");
-  }
-  if (qk_l2_norm && qk_layernorm) {
-    refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");
-  }
-  if (!(norm_epsilon > 0)) refuse("norm_epsilon must be positive.");
-  if (sliding_window < 0) {
-    throw_bad_request("Model configuration: sliding_window must not be negative.");
-  }
-  TROUPE_CHECK(window_layers.empty() || window_layers.size() == static_cast<size_t>(num_layers),
-               "window_layers by layer");
-  if (!window_layers.empty() && sliding_window == 0) refuse("window_layers needs sliding_window.");
-  if (num_experts < 0) {
-    throw_bad_request(fmt::format(
-        "Model configuration: num_experts must not be negative, it is {}.", num_experts));
-  }
-  if (num_experts > 0) {
-    require_sensible(num_experts, "num_experts");
-    require_sensible(moe_router_topk, "moe_router_topk");
-    require_sensible(moe_ffn_hidden_size, "moe_ffn_hidden_size");
-    if (moe_router_topk > num_experts) {
-      throw_bad_request(
-          fmt::format("Model configuration: moe_router_topk ({}) is larger than num_experts ({}).",
-                      moe_router_topk, num_experts));
+  validate_sizes(*this);
+  for (const auto validate_part : kIndependentParts) validate_part(*this);
+}
+
+std::vector<std::string> problems_of(const ModelConfig& config) {
+  std::vector<std::string> found;
+  const auto is_sound = [&](auto validate_part) {
+    try {
+      validate_part(config);
+      return true;
+    } catch (const UserError& error) {
+      found.emplace_back(error.what());
+      return false;
     }
-    if (moe_shared_expert_intermediate_size != 0) {
-      require_sensible(moe_shared_expert_intermediate_size, "moe_shared_expert_intermediate_size");
-    } else if (moe_shared_expert_gate) {
-      refuse("moe_shared_expert_gate needs moe_shared_expert_intermediate_size.");
-    }
-    validate_router(*this);
-    TROUPE_CHECK(moe_layers.size() == static_cast<size_t>(num_layers), "moe_layers by layer");
-  }
-  require_probability(hidden_dropout, "hidden_dropout");
-  require_probability(attention_dropout, "attention_dropout");
-  require_not_negative(activation_clamp, "activation_clamp");
-  if (!gated_linear_unit && (activation_clamp != 0 || glu_linear_offset != 0)) {
-    refuse("activation_clamp and glu_linear_offset belong to gated linear units.");
-  }
-  if (moe_layer_count() < num_layers) require_sensible(ffn_hidden_size, "ffn_hidden_size");
+  };
+  if (!is_sound(validate_sizes)) return found;
+  for (const auto validate_part : kIndependentParts) is_sound(validate_part);
+  return found;
 }
 
 void ModelConfig::require_learning_router() const {

@@ -629,6 +629,75 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
   expect_refused(config, "partial_rotary_factor");
 }
 
+// Also those for which no model has such a shape.
+TEST_F(HfRefusal, AShapeThatCannotBe) {
+  json config = mixtral();
+  config["hidden_act"] = "tanh";
+  config["num_experts_per_tok"] = 99;
+  config["num_key_value_heads"] = 3;
+  config["rms_norm_eps"] = 0;
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse(config); }),
+            "folder/config.json: \"hidden_act\": \"tanh\" is not supported, only \"silu\". "
+            "num_attention_heads (4) must be a multiple of num_key_value_heads (3). "
+            "num_experts_per_tok (99) is larger than num_local_experts (4). "
+            "rms_norm_eps must be positive.");
+  config["num_attention_heads"] = "4";
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse(config); }),
+            "folder/config.json: the field \"num_attention_heads\" must be an integer of at most "
+            "2147483647.");
+}
+
+// In whose place nothing else is judged.
+TEST_F(HfRefusal, AllMissingFieldsAtOnce) {
+  json config = mixtral();
+  config["hidden_act"] = "tanh";
+  config["pad_token_id"] = 5;
+  config["num_key_value_heads"] = 3;
+  config["rope_parameters"] = {{"rope_type", "yarn"}};
+  for (const char* name : {"vocab_size", "num_hidden_layers", "num_local_experts",
+                           "num_experts_per_tok", "intermediate_size"}) {
+    config.erase(name);
+  }
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse(config); }),
+            "folder/config.json: \"hidden_act\": \"tanh\" is not supported, only \"silu\". The "
+            "fields \"vocab_size\", \"num_hidden_layers\", \"factor\", \"num_local_experts\", "
+            "\"num_experts_per_tok\", \"intermediate_size\" are missing.");
+  // What is wrong with a list may follow from what is missing.
+  config = qwen3_moe();
+  config["mlp_only_layers"] = {3};
+  config.erase("num_hidden_layers");
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse(config); }),
+            "folder/config.json: the field \"num_hidden_layers\" is missing.");
+}
+
+// What is not supported is read as if it were not there, and so changes no other verdict.
+TEST_F(HfRefusal, OfListsAloneWhereOneIsNotSupported) {
+  const auto expect_alone = [](const char* fixture, const char* field, size_t layers) {
+    json config =
+        json::parse(get_file(std::string(TROUPE_FIXTURE_DIR "/hf/") + fixture + "/config.json"));
+    config[field] = json::array();
+    for (size_t i = 0; i < layers; ++i) config[field].push_back(i == 0 ? "dense" : "other");
+    const std::string message = message_of(ExitStatus::bad_request, [&] { parse(config); });
+    expect_phrase(message, field);
+    EXPECT_EQ(std::count(message.begin(), message.end(), '.'), 2) << message;
+  };
+  expect_alone("gpt_oss", "layer_types", 2);
+  expect_alone("qwen3_next", "layer_types", 4);
+  expect_alone("deepseek_v32", "mlp_layer_types", 2);
+}
+
+TEST_F(HfRefusal, NamesTheNearestOfNewArchitectures) {
+  for (const auto& [fixture, architecture, nearest] :
+       {std::tuple("deepseek_v32", "GlmMoeDsaForCausalLM", "DeepseekV32ForCausalLM comes nearest"),
+        std::tuple("deepseek_v3", "DeepseekV4ForCausalLM",
+                   "DeepseekV32ForCausalLM comes nearest")}) {
+    json config =
+        json::parse(get_file(std::string(TROUPE_FIXTURE_DIR "/hf/") + fixture + "/config.json"));
+    config["architectures"] = {architecture};
+    expect_refused(config, nearest);
+  }
+}
+
 TEST_F(HfRefusal, OfMiniMaxM2) {
   const json config = minimax_m2();
   expect_refused(config, "use_qk_norm", false);
