@@ -124,6 +124,45 @@ TEST(ParameterCount, ShippedConfigurations) {
   }
 }
 
+// GLM-4.5 is published with 355 billion weights, of which 32 are active, and GLM-4.5-Air with 106
+// and 12, all without embedding and head, the first with its layer of multi-token prediction.
+TEST(ParameterCount, Glm45) {
+  const auto config_of = [](const std::string& name) {
+    return read_hf_config(TROUPE_SOURCE_DIR "/configs/" + name + ".json");
+  };
+  const auto billions = [](int64_t elements, const ModelConfig& config) {
+    return static_cast<double>(elements - 2 * int64_t{config.vocab_size} * config.hidden_size) /
+           1e9;
+  };
+  ModelConfig config = config_of("glm-4.5");
+  ModelConfig air = config_of("glm-4.5-air");
+  // Attention with biases: 96 heads of 128 and 8 of keys and of values, here with two norms of 128.
+  const int64_t attention =
+      int64_t{5120} * 128 * 112 + 128 * 112 + 96 * 128 * int64_t{5120} + 2 * 128;
+  const int64_t expert = 3 * int64_t{5120} * 1536;
+  const int64_t experts = 161 * expert + 160 * 5120;
+  const int64_t elements = 2 * int64_t{151552} * 5120 + 5120 + 92 * (attention + 2 * 5120) +
+                           3 * (3 * int64_t{5120} * 12288) + 89 * experts;
+  EXPECT_EQ(Model(config).parameter_count(), elements);
+  EXPECT_EQ(Model(config).active_parameter_count(), elements - 89 * 152 * expert);
+  EXPECT_NEAR(billions(Model(config).active_parameter_count(), config), 32, 0.5);
+  EXPECT_EQ(declared_elements(config), elements);
+  config.mtp_num_layers = 1;
+  EXPECT_EQ(Model(config).parameter_count(),
+            elements + attention + 2 * 5120 + experts + 2 * int64_t{5120} * 5120 + 3 * 5120);
+  EXPECT_NEAR(billions(Model(config).parameter_count(), config), 355, 0.5);
+
+  const int64_t air_attention = int64_t{4096} * 128 * 112 + 128 * 112 + 96 * 128 * int64_t{4096};
+  const int64_t air_expert = 3 * int64_t{4096} * 1408;
+  const int64_t air_elements = 2 * int64_t{151552} * 4096 + 4096 + 46 * (air_attention + 2 * 4096) +
+                               3 * int64_t{4096} * 10944 + 45 * (129 * air_expert + 128 * 4096);
+  EXPECT_EQ(Model(air).parameter_count(), air_elements);
+  EXPECT_EQ(Model(air).active_parameter_count(), air_elements - 45 * 120 * air_expert);
+  EXPECT_NEAR(billions(Model(air).parameter_count(), air), 106, 0.5);
+  EXPECT_NEAR(billions(Model(air).active_parameter_count(), air), 12, 0.5);
+  EXPECT_EQ(declared_elements(air), air_elements);
+}
+
 // DeepSeek-V3 with an indexer in each layer: 64 heads of 128 of the queries' latent of 1,536, a key
 // of 128 and 64 weights of the hidden state of 7,168, and the gain and shift of the key's norm.
 TEST(ParameterCount, DeepseekV32IsDeepseekV3WithIndexers) {
