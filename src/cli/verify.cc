@@ -41,6 +41,7 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
         {"logits_max_abs", result.logits_max_abs},
         {"grad_worst_rel", result.grad_worst_rel},
         {"grad_worst_name", result.grad_worst_name},
+        {"grad_all_rel", result.grad_all_rel},
         {"grad_norm", result.grad_norm},
         {"grad_norm_ref", result.grad_norm_ref},
         {"trajectory_max_abs", result.trajectory_max_abs},
@@ -59,8 +60,10 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
                relative ? fmt::format(" of the largest logit {:.2f}", result.logits_largest) : "");
     fmt::print(
         "gradients     worst {:.2e} relative  (tolerance {:.0e})\n"
-        "              of {}\n",
-        result.grad_worst_rel, tolerance.gradient, result.grad_worst_name);
+        "              of {}\n"
+        "              {:.2e} of all together{}\n",
+        result.grad_worst_rel, tolerance.gradient, result.grad_worst_name, result.grad_all_rel,
+        relative ? fmt::format("  (tolerance {:.1e})", tolerance.all_gradients) : "");
     fmt::print("gradient norm {:.8f}  reference {:.8f}\n", result.grad_norm, result.grad_norm_ref);
     fmt::print("trajectory    largest difference {:.2e}  (tolerance {:.0e})\n",
                result.trajectory_max_abs, tolerance.trajectory);

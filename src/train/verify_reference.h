@@ -28,6 +28,8 @@ struct ReferenceComparison {
   // below 1e-6 of the global norm count with |difference|.
   double grad_worst_rel = 0;
   std::string grad_worst_name;
+  // |difference| / |reference| of all gradients as one vector.
+  double grad_all_rel = 0;
   double grad_norm = 0;
   double grad_norm_ref = 0;
   double trajectory_max_abs = 0;  // of the losses before each update
@@ -41,7 +43,8 @@ struct ReferenceComparison {
 struct ReferenceTolerance {
   double logits = 0;  // absolute; bf16: relative to the largest logit
   double loss = 0;
-  double gradient = 0;
+  double gradient = 0;       // of the worst tensor
+  double all_gradients = 0;  // together; fp32 and fp64: any, that of the worst tensor limits it
   double trajectory = 0;
 };
 ReferenceTolerance reference_tolerance(DType compute_dtype);

@@ -5,6 +5,7 @@ in it, and status 1; for numbers that another model would compute, status 1 with
 Usage: damaged_references_test.py TROUPE SOURCE_FOLDER
 """
 
+import array
 import json
 import math
 import pathlib
@@ -18,6 +19,19 @@ from safetensors_files import read_tensors, write_tensors
 
 
 FIXTURE = "tests/fixtures/hf/mixtral"
+
+
+def numbers(contents):
+    return array.array("f", contents)
+
+
+def scaled(contents, factor):
+    return array.array("f", [factor * number for number in numbers(contents)]).tobytes()
+
+
+def norm(*tensors):
+    return math.sqrt(sum(number * number for _, _, contents in tensors
+                         for number in numbers(contents)))
 
 
 def with_first(number):
@@ -100,6 +114,45 @@ class DamagedReferences(unittest.TestCase):
             done = self.verify()
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             self.assertIn("FAIL", done.stdout.upper())
+
+    def test_gradients_that_are_longer_than_the_reference(self):
+        """In bf16, 1.5 % of the whole gradient and 3 to 6 % of the worst tensor are roundings."""
+        tensors = read_tensors(HERE.source / FIXTURE / "grads/model.safetensors")
+        small = min(tensors, key=lambda name: norm(tensors[name]))
+        self.assertLess(norm(tensors[small]), 0.1 * norm(*tensors.values()))
+
+        def compare(dtype, factors):
+            changed = {name: (dtype, shape, scaled(contents, factors.get(name, factors[""])))
+                       for name, (dtype, shape, contents) in tensors.items()}
+            write_tensors(self.folder / "grads/model.safetensors", changed)
+            path = self.folder / "reference.json"
+            document = json.loads((HERE.source / FIXTURE / "reference.json").read_text())
+            path.write_text(json.dumps(document | {"grad_norm": norm(*changed.values())}))
+            done = run("verify", self.folder, "--compute-dtype", dtype, "--threads", 1, "--json")
+            result = json.loads(done.stdout)
+            self.assertEqual(done.returncode, 0 if result["pass"] else 1, done.stderr)
+            return result
+
+        every = compare("fp64", {"": 1 / 1.03})
+        self.assertAlmostEqual(every["grad_all_rel"], 0.03, places=5)
+        self.assertAlmostEqual(every["grad_worst_rel"], 0.03, places=5)
+        self.assertFalse(every["pass"])
+        one = compare("fp64", {small: 1 / 1.08, "": 1})
+        share = 0.08 / 1.08 * norm(tensors[small]) / norm(*tensors.values())
+        self.assertAlmostEqual(one["grad_all_rel"], share, places=5)
+        self.assertAlmostEqual(one["grad_worst_rel"], 0.08, places=5)
+        self.assertEqual(one["grad_worst_name"], small)
+        self.assertFalse(one["pass"])
+
+        self.assertTrue(compare("bf16", {"": 1})["pass"])
+        self.assertTrue(compare("bf16", {small: 1 / 1.06, "": 1})["pass"])
+        of_one = compare("bf16", {small: 1 / 1.2, "": 1})
+        self.assertLess(of_one["grad_all_rel"], 2.5e-2)
+        self.assertFalse(of_one["pass"])
+        of_all = compare("bf16", {"": 1 / 1.03})
+        self.assertLess(of_all["grad_worst_rel"], 1e-1)
+        self.assertGreater(of_all["grad_all_rel"], 2.5e-2)
+        self.assertFalse(of_all["pass"])
 
     def test_ranks_whose_labels_count_otherwise(self):
         self.change("labels", with_first(-100))

@@ -49,6 +49,17 @@ TEST(ReferenceModels, Tolerances) {
   }
 }
 
+// bf16 rounds every value to 8 bits. In models this small single roundings move the worst tensor's
+// gradient to 7e-2, and all gradients together never beyond 2e-2 (docs/design.md).
+TEST(ReferenceModels, TolerancesInBf16) {
+  const ReferenceTolerance tolerance = reference_tolerance(DType::bf16);
+  EXPECT_EQ(tolerance.logits, 5e-2);
+  EXPECT_EQ(tolerance.loss, 1e-2);
+  EXPECT_EQ(tolerance.gradient, 1e-1);
+  EXPECT_EQ(tolerance.all_gradients, 2.5e-2);
+  EXPECT_EQ(tolerance.trajectory, 3e-2);
+}
+
 // Ranks that each hold the whole model.
 std::shared_ptr<const RunLayout> data_parallel_layout(const std::string& fixture, int32_t ranks) {
   const ModelConfig config = read_hf_config(TROUPE_FIXTURE_DIR "/hf/" + fixture + "/config.json");
@@ -74,13 +85,14 @@ class ReferenceModel : public ::testing::TestWithParam<std::string> {
     EXPECT_GT(result.logits_largest, 0.1) << "nothing was compared";
     EXPECT_LE(result.grad_worst_rel, tolerance.gradient) << result.grad_worst_name;
     EXPECT_FALSE(result.grad_worst_name.empty()) << "no gradient was compared";
+    EXPECT_GT(result.grad_all_rel, 0);
+    EXPECT_LE(result.grad_all_rel, result.grad_worst_rel);
     EXPECT_NEAR(result.grad_norm, result.grad_norm_ref, tolerance.gradient * result.grad_norm_ref);
     EXPECT_LE(result.trajectory_max_abs, tolerance.trajectory);
   }
 };
 
-// bf16 rounds every value to 8 bits: the contract's wider tolerances, logits relative to the
-// largest.
+// Logits relative to the largest.
 TEST_P(ReferenceModel, PassesInBf16) {
   std::vector<uint64_t> steps;  // that were reported
   const auto report = [&](uint64_t done, uint64_t total) {
@@ -99,7 +111,8 @@ TEST_P(ReferenceModel, PassesInBf16) {
   EXPECT_EQ(result.routing_replayed, read_hf_config(config).num_experts > 0);
   EXPECT_NEAR(result.loss, result.loss_ref, 1e-2);
   EXPECT_LE(result.logits_max_abs, 5e-2 * result.logits_largest);
-  EXPECT_LE(result.grad_worst_rel, 5e-2) << result.grad_worst_name;
+  EXPECT_LE(result.grad_worst_rel, 1e-1) << result.grad_worst_name;
+  EXPECT_LE(result.grad_all_rel, 2.5e-2);
   EXPECT_LE(result.trajectory_max_abs, 3e-2);
 }
 TEST_P(ReferenceModel, PassesInFp32) {
@@ -116,8 +129,9 @@ TEST_P(ReferenceModel, PassesOnTwoRanks) {
 // reach -20 a row and -1000 over the 48 rows: rounding of 6e-8 of that in an exponent is 6e-5 of a
 // decay. The gradients of A_log and dt_bias are sums of such terms that cancel to 1e-5 of the whole
 // gradient's norm, 12.9; seen are 1.2e-6, which is 1e-7 of the whole and 6e-3 of theirs.
-// Nothing else is that far: without them the worst tensor is at 9e-6. The trajectory is not
-// compared: after four updates the difference changes a choice of experts.
+// Nothing else is that far: the same two of layer 1 are at 6e-5, A_log of layer 2 at 1.1e-5, and
+// all others at 1.02e-5 at most. The trajectory is not compared: after four updates the difference
+// changes a choice of experts.
 TEST(QwenNextReference, AgreesButForTheRoundingOfTheReference) {
   for (const DType dtype : {DType::f32, DType::f64}) {
     const ReferenceComparison result = verify_reference(
