@@ -1,4 +1,5 @@
 // `troupe verify HF_DIR`: does this build compute what the reference computed?
+#include <algorithm>
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,7 +24,11 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   const DType dtype = options.compute_dtype;
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
   Options of_reference = options;
-  of_reference.seq_length = reference_sequence_length(options.hf_dir);
+  const ReferenceShape shape = reference_shape(options.hf_dir);
+  of_reference.seq_length = shape.tokens;
+  // As micro-batches of a sequence, which the interleaved schedule takes.
+  const int32_t replicas = data_parallel_size_of(options);
+  of_reference.global_batch_size = std::max(shape.sequences / replicas, 1) * replicas;
   const ReferenceComparison result = verify_reference(
       options.hf_dir, dtype, options.oracle,
       {.spec = device_spec_of(options),

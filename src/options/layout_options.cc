@@ -189,7 +189,16 @@ PipelineShape shape_of(const Options& options, const ModelConfig& config, const 
         "--overlap-moe-expert-parallel-comm hides exchanges between ranks that share the experts; "
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
-  require_accepted(check_shape(shape));
+  const std::optional<Refusal> refusal = check_shape(shape);
+  if (refusal && refusal->setting == Setting::global_batch_size &&
+      options.command == Command::verify) {
+    throw_bad_request(fmt::format(
+        "--pipeline-model-parallel-size {}: virtual stages need as many micro-batches, "
+        "and the reference has {} {} for each replica. Use fewer ranks of the "
+        "pipeline, or leave the virtual stages out.",
+        shape.ranks, shape.micro_batches, shape.micro_batches == 1 ? "sequence" : "sequences"));
+  }
+  require_accepted(refusal);
   return shape;
 }
 

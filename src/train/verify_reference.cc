@@ -1,7 +1,6 @@
 #include "train/verify_reference.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
@@ -93,8 +92,7 @@ SafetensorsFile open_reference(const std::string& folder) {
   return SafetensorsFile::open(join_path(folder, "reference.safetensors"));
 }
 
-// Of its input ids: [batch, sequence].
-std::array<int32_t, 2> shape_of_batch(const SafetensorsFile& file) {
+ReferenceShape shape_of_batch(const SafetensorsFile& file) {
   const TensorEntry* tokens = file.find("input_ids");
   constexpr int64_t kLargest = 1 << 20;
   if (tokens == nullptr || tokens->shape.size() != 2 || tokens->shape[0] < 1 ||
@@ -107,9 +105,9 @@ std::array<int32_t, 2> shape_of_batch(const SafetensorsFile& file) {
 Reference read_reference(const std::string& folder, const ModelConfig& config) {
   Reference reference;
   const SafetensorsFile file = open_reference(folder);
-  const auto shape = shape_of_batch(file);
-  reference.batch = shape[0];
-  reference.sequence = shape[1];
+  const ReferenceShape shape = shape_of_batch(file);
+  reference.batch = shape.sequences;
+  reference.sequence = shape.tokens;
   const int64_t batch = reference.batch;
   const int64_t sequence = reference.sequence;
   reference.tokens = read_tensor<int64_t>(file, "input_ids", {batch, sequence});
@@ -174,6 +172,12 @@ struct RunOptions {
   int32_t sequences(const Reference& reference) const {  // of one rank
     return std::max(reference.batch / ranks.layout->layout.dp(), 1);
   }
+  // The interleaved schedule is one of several micro-batches: there each sequence is one.
+  int32_t micro_batches(const Reference& reference) const {
+    const PipelineShape& shape = ranks.layout->schedule;
+    const bool is_interleaved = shape.schedule == PipelineSchedule::one_f_one_b && shape.chunks > 1;
+    return is_interleaved ? sequences(reference) : 1;
+  }
 };
 
 // One rank's part of the reference's batch: logits, then as many updates as the trajectory has.
@@ -185,11 +189,12 @@ class ReferenceRank {
       : batch_(reference.batch), session_(options.ranks.spec, rank, &group) {
     session_.declare(config, options.dtype, /*trained=*/true, options.ranks.layout);
     const int32_t sequences = options.sequences(reference);
+    const int32_t micro_batches = options.micro_batches(reference);
     logits_step_ = build_logits_step(config, session_.state(), sequences, reference.sequence,
                                      /*with_loss=*/false, options.trace);
     training_step_ = build_training_step(config, session_.state(),
-                                         {.micro_batch_size = sequences,
-                                          .micro_batches = 1,
+                                         {.micro_batch_size = sequences / micro_batches,
+                                          .micro_batches = micro_batches,
                                           .sequence = reference.sequence,
                                           .clip_grad = reference.clip,
                                           .routing_trace = options.trace,
@@ -221,7 +226,12 @@ class ReferenceRank {
     storage().to_device();
     const int32_t first = first_sequence();
     write_batch(*logits_, logits_step_.batch, reference, first);
-    write_batch(*training_, training_step_.micro_batches.front(), reference, first);
+    const std::vector<BatchValues>& batches = training_step_.micro_batches;
+    const auto count = static_cast<int32_t>(batches.size());
+    for (int32_t i = 0; i < count; ++i) {
+      write_batch(*training_, batches[static_cast<size_t>(i)], reference,
+                  first + i * (logits_step_.batch.batch / count));
+    }
     *training_->view(training_step_.learning_rate).as<double>() = reference.learning_rate;
     *training_->view(training_step_.weight_decay).as<double>() = reference.weight_decay;
   }
@@ -257,8 +267,10 @@ class ReferenceRank {
     copy_routing(*other.logits_, other.logits_step_.selected, *logits_, logits_step_.selected);
   }
   void replay_update_routing(const ReferenceRank& other) {
-    copy_routing(*other.training_, other.training_step_.selected.front(), *training_,
-                 training_step_.selected.front());
+    for (size_t i = 0; i < training_step_.selected.size(); ++i) {
+      copy_routing(*other.training_, other.training_step_.selected[i], *training_,
+                   training_step_.selected[i]);
+    }
   }
 
   double loss() const { return *training_->view(training_step_.loss).as<double>(); }
@@ -436,6 +448,24 @@ void check_ranks(const Reference& reference, const Layout& layout, const std::st
   }
 }
 
+// The same of the micro-batches of a rank.
+void check_micro_batches(const Reference& reference, const RunOptions& options,
+                         const std::string& folder) {
+  if (options.micro_batches(reference) == 1) return;
+  const auto counted = [&](int32_t sequence) {
+    const auto begin = reference.labels.begin() + std::ptrdiff_t{sequence} * reference.sequence;
+    return std::count_if(begin, begin + reference.sequence,
+                         [](int64_t label) { return label >= 0; });
+  };
+  for (int32_t sequence = 1; sequence < reference.batch; ++sequence) {
+    if (counted(sequence) == counted(0)) continue;
+    throw_bad_request(fmt::format(
+        "The sequences of {} have different numbers of counted labels, so the mean over "
+        "micro-batches, which virtual stages need, is not the reference's. Leave them out.",
+        folder));
+  }
+}
+
 double sum_of_squares(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += value * value;
@@ -573,8 +603,8 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
           .trajectory = 2e-4};
 }
 
-int32_t reference_sequence_length(const std::string& folder) {
-  return shape_of_batch(open_reference(folder))[1];
+ReferenceShape reference_shape(const std::string& folder) {
+  return shape_of_batch(open_reference(folder));
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
@@ -604,6 +634,7 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
                      .ranks = ranks};
+  check_micro_batches(reference, options, folder);
   ReferenceRun run(config, reference, options, group);
   std::vector<ReferenceRun*> runs = {&run};
   std::unique_ptr<ReferenceRun> oracle;

@@ -57,13 +57,20 @@ struct VerifyRanks {
   ContextExchange context_exchange = ContextExchange::p2p;
 };
 
-// Tokens of each sequence of a reference folder.
-int32_t reference_sequence_length(const std::string& folder);
+// Of a reference folder's batch.
+struct ReferenceShape {
+  int32_t sequences = 0;
+  int32_t tokens = 0;  // of each sequence
+};
+ReferenceShape reference_shape(const std::string& folder);
 
 // The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,
 // or of which the replicas would count different numbers of labels, are a bad request. Logits and
 // gradients are compared where they are: a tensor is put together from the slices of all ranks, and
 // of an element that several ranks hold the worst copy counts.
+//
+// A rank's sequences are one micro-batch; in the interleaved schedule each is one, and sequences of
+// which different numbers of labels count are a bad request.
 //
 // What the ranks have no memory for is refused (does_not_fit) before any is taken.
 //

@@ -159,6 +159,12 @@ class DamagedReferences(unittest.TestCase):
         self.expect("have different numbers of counted labels", "Use --ranks 1.",
                     flags=("--ranks", 2), status=2)
 
+    def test_micro_batches_whose_labels_count_otherwise(self):
+        self.change("labels", with_first(-100))
+        self.expect("have different numbers of counted labels", "which virtual stages need",
+                    flags=("--ranks", 2, "--pipeline-model-parallel-size", 2,
+                           "--pipeline-model-parallel-layout", "E|t|t|L"), status=2)
+
 
 if __name__ == "__main__":
     main()

@@ -78,6 +78,24 @@ class References(unittest.TestCase):
                     self.assertLess(result["grad_worst_rel"], 1e-1)
                     self.assertLess(result["grad_all_rel"], 2.5e-2)
 
+    def test_interleaved_pipelines(self):
+        stages = {"mixtral": ("--pipeline-model-parallel-layout", "E|t|t|L"),
+                  "ling_v2": ("--pipeline-model-parallel-layout", "Et|t|t|L"),
+                  "qwen3_moe_mixed_layers": ("--num-virtual-stages-per-pipeline-rank", 2)}
+        fixtures = HERE.source / "tests/fixtures/hf"
+        for name, interleaved in stages.items():
+            for dtype in ("fp64", "bf16"):
+                with self.subTest(model=name, dtype=dtype):
+                    done = run("verify", fixtures / name, "--compute-dtype", dtype, "--threads", 1,
+                               "--oracle", "--ranks", 2, PP, 2, *interleaved)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        # DP 2 leaves a replica one sequence.
+        refused = run("verify", fixtures / "mixtral", "--ranks", 4, PP, 2, *stages["mixtral"])
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("virtual stages need as many micro-batches, and the reference has 1 sequence "
+                      "for each replica. Use fewer ranks", refused.stderr)
+        self.assertNotIn("global-batch-size", refused.stderr)
+
 
 if __name__ == "__main__":
     main()
