@@ -182,6 +182,10 @@ PipelineShape shape_of(const Options& options, const ModelConfig& config, const 
   shape.chunks = chunks;
   shape.micro_batches = make_batch_sizes(options, sequence_length_of(options, config)).largest() /
                         (options.micro_batch_size * layout.dp());
+  // Forward passes alone go from stage to stage in any number.
+  if (options.command == Command::eval || options.command == Command::generate) {
+    shape.micro_batches = std::max(shape.micro_batches, shape.ranks);
+  }
   shape.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
   shape.merged = options.overlap_moe_expert_parallel_comm;
   if (shape.merged && layout.ep() * layout.etp() == 1) {

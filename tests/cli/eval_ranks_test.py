@@ -18,6 +18,8 @@ LAYOUTS = {
     "folded": ["--ranks", 8, "--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2,
                "--expert-model-parallel-size", 4],
     "pipeline": ["--ranks", 2, "--pipeline-model-parallel-size", 2],
+    "interleaved": ["--ranks", 2, "--pipeline-model-parallel-size", 2,
+                    "--pipeline-model-parallel-layout", "E|t|t|L"],
 }
 
 
