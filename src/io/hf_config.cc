@@ -176,8 +176,7 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
   HfProblems problems;
   const HfFields fields(document, where, problems);
   ModelConfig config = collect_fields(fields);
-  // With other values in the place of missing ones there is no model.
-  if (problems.missing.empty()) {
+  if (!problems.any_replaced) {
     constexpr std::string_view kSubject = "Model configuration: ";  // said once is enough
     for (const std::string& problem : problems_of(config)) {
       const bool is_first = problems.sentences.empty() || !problem.starts_with(kSubject);
@@ -200,8 +199,10 @@ int32_t stated_prediction_layers(const std::string& text, const std::string& whe
   const json document = parse_text_model(text, where);
   HfProblems problems;
   const HfFields fields(document, where, problems);
-  return std::max(0,
-                  fields.integer({"num_nextn_predict_layers", "mtp_num_hidden_layers"}, otherwise));
+  const int32_t layers =
+      fields.integer({"num_nextn_predict_layers", "mtp_num_hidden_layers"}, otherwise);
+  if (!problems.empty()) fields.refuse_collected();
+  return std::max(0, layers);
 }
 
 }  // namespace

@@ -80,7 +80,6 @@ void read_computation(const HfFields& fields, const HfFamily& family, ModelConfi
 // The embedding's padding_idx, in all of the architectures. Like there, a negative one counts from
 // the end of the vocabulary, and OLMoE has one unless the file says null.
 void read_padding_token(const HfFields& fields, ModelConfig& config) {
-  if (fields.find("vocab_size") == nullptr) return;
   const json* field = fields.find("pad_token_id");
   if (field == nullptr) {
     const bool olmoe = config.hf_architecture == "OlmoeForCausalLM";
@@ -89,8 +88,9 @@ void read_padding_token(const HfFields& fields, ModelConfig& config) {
   }
   const int32_t token = fields.to_integer(*field, "pad_token_id");
   if (token >= config.vocab_size || -int64_t{token} > config.vocab_size) {
-    fields.refuse(fmt::format("\"pad_token_id\" ({}) lies outside the vocabulary of {} tokens.",
-                              token, config.vocab_size));
+    return fields.add_contradiction(
+        fmt::format("\"pad_token_id\" ({}) lies outside the vocabulary of {} tokens.", token,
+                    config.vocab_size));
   }
   config.padding_token = token < 0 ? token + config.vocab_size : token;
 }

@@ -642,9 +642,15 @@ TEST_F(HfRefusal, AShapeThatCannotBe) {
             "num_experts_per_tok (99) is larger than num_local_experts (4). "
             "rms_norm_eps must be positive.");
   config["num_attention_heads"] = "4";
-  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse(config); }),
-            "folder/config.json: the field \"num_attention_heads\" must be an integer of at most "
-            "2147483647.");
+  config["num_hidden_layers"] = 2.5;
+  config["tie_word_embeddings"] = 1;
+  config.erase("num_experts_per_tok");
+  EXPECT_EQ(
+      message_of(ExitStatus::bad_request, [&] { parse(config); }),
+      "folder/config.json: the field \"num_hidden_layers\" must be an integer of at most "
+      "2147483647. The field \"num_attention_heads\" must be an integer of at most "
+      "2147483647. The field \"tie_word_embeddings\" must be true or false. \"hidden_act\": "
+      "\"tanh\" is not supported, only \"silu\". The field \"num_experts_per_tok\" is missing.");
 }
 
 // In whose place nothing else is judged.
