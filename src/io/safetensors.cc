@@ -548,6 +548,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(const Disk& disk, std::string f
                         "); give a new folder or remove it");
     }
   }
+  made_folder_ = !path_exists(folder_);
   disk_.make_directories(folder_);
   std::vector<uint64_t> sizes;
   for (const TensorSpec& tensor : tensors_) sizes.push_back(bytes_of(tensor));
@@ -558,6 +559,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(const Disk& disk, std::string f
 SafetensorsFolderWriter::~SafetensorsFolderWriter() {
   std::error_code error;
   for (const std::string& path : temporary_) std::filesystem::remove(path, error);
+  if (made_folder_) std::filesystem::remove(folder_, error);  // only when it is empty
 }
 
 void SafetensorsFolderWriter::open_shard(size_t shard) {
@@ -608,6 +610,7 @@ void SafetensorsFolderWriter::finish() {
     disk_.rename(temporary_[i], join_path(folder_, names[i]));
   }
   temporary_.clear();
+  made_folder_ = false;
   disk_.sync_directory(folder_);
 }
 

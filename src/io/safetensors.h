@@ -156,7 +156,7 @@ class SafetensorsFolderWriter {
   // outlive the writer.
   SafetensorsFolderWriter(const Disk& disk, std::string folder, std::vector<TensorSpec> tensors,
                           uint64_t max_shard_bytes);
-  // Removes what an unfinished writer has written.
+  // Removes what an unfinished writer has written, and the folder if it has made it.
   ~SafetensorsFolderWriter();
   SafetensorsFolderWriter(const SafetensorsFolderWriter&) = delete;
   SafetensorsFolderWriter& operator=(const SafetensorsFolderWriter&) = delete;
@@ -170,6 +170,7 @@ class SafetensorsFolderWriter {
 
   const Disk& disk_;
   std::string folder_;
+  bool made_folder_ = false;  // and is not finished
   std::vector<TensorSpec> tensors_;
   std::vector<size_t> first_tensor_;  // of each shard, and one past the last tensor
   std::vector<std::string> temporary_;
