@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <unistd.h>
 #include <unordered_map>
 #include <unordered_set>
@@ -330,28 +331,20 @@ std::string description(CheckpointRole role, DType dtype, const Shape& shape) {
   return std::string(name_of(role)) + " " + std::string(name_of(dtype)) + shape.to_string();
 }
 
-using RequestsOfTensor = std::unordered_map<std::string, std::vector<const SliceToLoad*>>;
-
 // Refuses to load when the request and the checkpoint do not fit each other, naming all tensors
-// that are at fault.
-void check_request(const std::string& path, const std::vector<StoredTensor>& stored,
-                   const RequestsOfTensor& requests, std::span<const SliceToLoad> slices,
-                   std::span<const CheckpointRole> roles, std::span<const std::string> elsewhere) {
+// that are at fault. `unexpected`: those that no slice asks for.
+void check_request(const Checkpoint& checkpoint, std::span<const SliceToLoad> slices,
+                   const NameList& unexpected) {
   NameList missing;
-  NameList unexpected;
   NameList different;
-  std::unordered_map<std::string_view, const StoredTensor*> tensor_of_name;
-  for (const StoredTensor& tensor : stored) tensor_of_name.emplace(tensor.name, &tensor);
   std::unordered_set<std::string_view> reported;
   for (const SliceToLoad& slice : slices) {
-    TROUPE_CHECK(std::find(roles.begin(), roles.end(), slice.role) != roles.end(),
-                 "tensor " + slice.name + " has a role that is not to be loaded");
-    const auto found = tensor_of_name.find(slice.name);
-    if (found == tensor_of_name.end()) {
+    const StoredTensor* const found = checkpoint.find(slice.name);
+    if (found == nullptr) {
       if (reported.insert(slice.name).second) missing.add(quote_name(slice.name));
       continue;
     }
-    const StoredTensor& tensor = *found->second;
+    const StoredTensor& tensor = *found;
     if (tensor.role != slice.role || tensor.dtype != slice.dtype ||
         !(tensor.shape == slice.global_shape)) {
       if (reported.insert(slice.name).second) {
@@ -368,15 +361,8 @@ void check_request(const std::string& path, const std::vector<StoredTensor>& sto
     }
     TROUPE_CHECK(inside, "a requested slice reaches out of tensor " + slice.name);
   }
-  const std::unordered_set<std::string_view> ignorable(elsewhere.begin(), elsewhere.end());
-  for (const StoredTensor& tensor : stored) {
-    if (std::find(roles.begin(), roles.end(), tensor.role) != roles.end() &&
-        !requests.contains(tensor.name) && !ignorable.contains(tensor.name)) {
-      unexpected.add(quote_name(tensor.name));
-    }
-  }
   if (missing.empty() && unexpected.empty() && different.empty()) return;
-  throw_bad_request(path +
+  throw_bad_request(checkpoint.path() +
                     ": this checkpoint does not fit what is to be loaded; use the model and "
                     "optimizer options that it was saved with" +
                     missing.sentence("missing from the checkpoint") +
@@ -609,6 +595,24 @@ std::string earlier_of(const std::string& path, int64_t step) {
 
 struct Checkpoint::Shards {
   std::unordered_map<std::string, SafetensorsFile> by_name;
+  std::unordered_map<std::string_view, const StoredTensor*> tensors;  // of the index, by name
+
+  // The entry's bytes have this hash. Reads them when it is first asked.
+  bool verify(const SafetensorsFile& file, const TensorEntry& entry, uint64_t hash) {
+    {
+      const std::lock_guard lock(mutex);
+      if (verified.contains(&entry)) return true;
+    }
+    const std::span<const std::byte> bytes = file.bytes(entry);
+    if (hash_bytes(bytes.data(), bytes.size()) != hash) return false;
+    const std::lock_guard lock(mutex);
+    verified.insert(&entry);
+    return true;
+  }
+
+ private:
+  std::mutex mutex;
+  std::unordered_set<const TensorEntry*> verified;
 };
 
 Checkpoint::Checkpoint() : shards_(std::make_unique<Shards>()) {}
@@ -620,6 +624,9 @@ Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint result;
   result.path_ = path;
   result.index_ = read_committed_index(path, &result.hash_);
+  for (const StoredTensor& tensor : result.index_.tensors) {
+    result.shards_->tensors.emplace(tensor.name, &tensor);
+  }
   size_t tensors_in_shards = 0;
   for (const StoredShard& shard : result.index_.shards) {
     SafetensorsFile file = SafetensorsFile::open(join_path(path, shard.file));
@@ -656,37 +663,66 @@ Checkpoint Checkpoint::open(const std::string& path) {
 
 void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
                       std::span<const std::string> elsewhere, const WorkReport& report) const {
-  RequestsOfTensor requests;
-  for (const SliceToLoad& slice : slices) requests[slice.name].push_back(&slice);
-  check_request(path_, index_.tensors, requests, slices, roles, elsewhere);
+  std::unordered_set<std::string_view> known(elsewhere.begin(), elsewhere.end());
+  const auto is_wanted = [&](CheckpointRole role) {
+    return std::find(roles.begin(), roles.end(), role) != roles.end();
+  };
+  for (const SliceToLoad& slice : slices) {
+    TROUPE_CHECK(is_wanted(slice.role),
+                 "tensor " + slice.name + " has a role that is not to be loaded");
+    known.insert(slice.name);
+  }
+  NameList unexpected;
+  for (const StoredTensor& tensor : index_.tensors) {
+    if (is_wanted(tensor.role) && !known.contains(tensor.name)) {
+      unexpected.add(quote_name(tensor.name));
+    }
+  }
+  check_request(*this, slices, unexpected);
+  fill(slices, report);
+}
+
+void Checkpoint::load_some(std::span<const SliceToLoad> slices, const WorkReport& report) const {
+  check_request(*this, slices, {});
+  fill(slices, report);
+}
+
+const StoredTensor* Checkpoint::find(std::string_view name) const {
+  const auto found = shards_->tensors.find(name);
+  return found == shards_->tensors.end() ? nullptr : found->second;
+}
+
+void Checkpoint::fill(std::span<const SliceToLoad> slices, const WorkReport& report) const {
+  // In the order of the index.
+  std::map<const StoredTensor*, std::vector<const SliceToLoad*>> requests;
+  for (const SliceToLoad& slice : slices) requests[find(slice.name)].push_back(&slice);
   uint64_t done = 0;
   uint64_t total = 0;
   for (const SliceToLoad& slice : slices) {
     total += static_cast<uint64_t>(slice.box.shape.elements()) * size_of(slice.dtype);
   }
-  for (const StoredTensor& tensor : index_.tensors) {
-    const auto found = requests.find(tensor.name);
-    if (found == requests.end()) continue;
-    const std::vector<const SliceToLoad*>& wanted = found->second;
+  for (const auto& [stored, wanted] : requests) {
+    const StoredTensor& tensor = *stored;
     std::vector<size_t> filled(wanted.size(), 0);
     for (const StoredSlice& slice : tensor.slices) {
       const SafetensorsFile& file = shards_->by_name.at(slice.file);
-      const std::span<const std::byte> bytes = file.bytes(*file.find(slice.tensor));
-      bool verified = false;
+      const TensorEntry& entry = *file.find(slice.tensor);
+      bool is_read = false;
       for (size_t i = 0; i < wanted.size(); ++i) {
         const Box common = intersection(slice.box, wanted[i]->box);
         if (common.shape.elements() == 0) continue;
-        if (!verified && hash_bytes(bytes.data(), bytes.size()) != slice.hash) {
+        if (!is_read && !shards_->verify(file, entry, slice.hash)) {
           throw_failed(file.path() + " is damaged: tensor " + quote_name(slice.tensor) +
                        " does not have the hash that was saved" + earlier_of(path_, step()));
         }
-        verified = true;
+        is_read = true;
         const size_t copied =
-            copy_box(common, slice.box, bytes.data(), wanted[i]->box,
+            copy_box(common, slice.box, file.bytes(entry).data(), wanted[i]->box,
                      static_cast<std::byte*>(wanted[i]->data), size_of(tensor.dtype));
         filled[i] += copied;
         done += copied;
       }
+      if (is_read) file.forget(entry);
       if (report) report(done, total);
     }
     for (size_t i = 0; i < wanted.size(); ++i) {

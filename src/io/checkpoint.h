@@ -21,6 +21,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -172,6 +173,8 @@ class Checkpoint {
   // The saved JSON object; its meaning is kept, its spacing and order of names are not.
   const std::string& training() const { return index_.training; }
   const std::vector<StoredTensor>& tensors() const { return index_.tensors; }
+  // nullptr when it has no tensor of this name.
+  const StoredTensor* find(std::string_view name) const;
 
   // Fills `slices`. They may overlap one another (replicas) but not share memory; their dtype, role
   // and global shape must be those stored. Each stored tensor whose role is among `roles` must be
@@ -183,9 +186,13 @@ class Checkpoint {
   void load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
             std::span<const std::string> elsewhere = {}, const WorkReport& report = {}) const;
 
+  // The same, whatever else the checkpoint holds: a caller that loads it piece by piece has looked.
+  void load_some(std::span<const SliceToLoad> slices, const WorkReport& report = {}) const;
+
  private:
   struct Shards;
   Checkpoint();
+  void fill(std::span<const SliceToLoad> slices, const WorkReport& report) const;
   std::string path_;
   CheckpointIndex index_;
   uint64_t hash_ = 0;

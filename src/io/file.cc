@@ -146,6 +146,18 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void MappedFile::forget(std::span<const std::byte> bytes) const {
+  if (bytes.empty()) return;
+  // A fault maps pages around the one that was touched, too, and so those that a call before has
+  // forgotten: whole windows of them are forgotten. Others may use pages at the ends, and read them
+  // again.
+  constexpr size_t kWindow = size_t{64} << 10;
+  const auto first = static_cast<size_t>(bytes.data() - data_);
+  const size_t begin = first / kWindow * kWindow;
+  const size_t end = std::min((first + bytes.size() + kWindow - 1) / kWindow * kWindow, size_);
+  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);  // advice only
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }

@@ -46,6 +46,9 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  // These bytes are not needed soon: they count no longer as memory of the process. Reading them
+  // again is correct, and slower.
+  void forget(std::span<const std::byte> bytes) const;
 
  private:
   MappedFile() = default;

@@ -70,6 +70,8 @@ class SafetensorsFile {
   const TensorEntry* find(std::string_view name) const;
   // The tensor's bytes, of an entry of this file; not necessarily aligned to its element type.
   std::span<const std::byte> bytes(const TensorEntry& entry) const;
+  // As MappedFile::forget.
+  void forget(const TensorEntry& entry) const { file_.forget(bytes(entry)); }
   // The length field and the header text, padding included.
   std::span<const std::byte> header() const { return file_.bytes().first(header_bytes_); }
   uint64_t file_bytes() const { return file_.bytes().size(); }
@@ -128,6 +130,7 @@ class SafetensorsFolder {
     const SafetensorsFile* file = nullptr;
     const TensorEntry* entry = nullptr;
     std::span<const std::byte> bytes() const { return file->bytes(*entry); }
+    void forget() const { file->forget(*entry); }
   };
 
   // A folder with neither file, or with both, is a bad request (exit status 2).

@@ -230,6 +230,22 @@ TEST(Checkpoint, UnwantedRolesAndNamedTensorsMayStayBehind) {
   checkpoint.load(slices.to_load, kAllRoles, elsewhere);
 }
 
+TEST(Checkpoint, SomeOfItIsLoadedPieceByPiece) {
+  const TempFolder dir;
+  const std::string path = save(dir.path(), 1, small_model(), 1).path;
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  for (const FileCut& cut : small_model()) {
+    const Slices slices = slices_of({cut}, 1, false);
+    for (size_t i = 0; i < slices.to_load.size(); ++i) {
+      checkpoint.load_some({&slices.to_load[i], 1});
+      EXPECT_EQ(*slices.memory[i], slices.expected[i]) << cut.name;
+    }
+  }
+  const Slices missing = slices_of({{"extra", kParameter, DType::f32, {2}, {1}}}, 1, false);
+  expect_phrase(message_of(ExitStatus::bad_request, [&] { checkpoint.load_some(missing.to_load); }),
+                "missing from the checkpoint: \"extra\"");
+}
+
 TEST(Checkpoint, EveryTruncationOfEveryFileIsDetected) {
   const TempFolder dir;
   CheckpointOptions options;

@@ -1,6 +1,7 @@
 #include "io/file.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <utility>
@@ -41,6 +42,23 @@ TEST(File, MapsAFileAndAnEmptyOne) {
   EXPECT_EQ(static_cast<char>(moved.bytes()[4]), 'o');
   EXPECT_EQ(moved.path(), folder / "f");
   EXPECT_EQ(MappedFile::open(folder / "empty").bytes().size(), 0U);
+}
+
+TEST(File, ForgottenBytesAreReadAgain) {
+  const TempFolder folder;
+  std::string contents;
+  for (size_t i = 0; i < 300'000; ++i) contents += static_cast<char>(i % 251);
+  put_file(folder / "f", contents);
+  const MappedFile file = MappedFile::open(folder / "f");
+  const auto is_whole = [&] {
+    return std::memcmp(file.bytes().data(), contents.data(), contents.size()) == 0;
+  };
+  EXPECT_TRUE(is_whole());
+  for (const auto& [first, count] :
+       {std::pair<size_t, size_t>(0, 1), {70'000, 100'000}, {299'999, 1}, {5, 0}, {0, 300'000}}) {
+    file.forget(file.bytes().subspan(first, count));
+    EXPECT_TRUE(is_whole()) << first;
+  }
 }
 
 TEST(File, RefusalsNameThePathAndTheReason) {
