@@ -1,6 +1,7 @@
 // `troupe convert`: a trained model as a Hugging Face folder, with the files that came with it. A
 // Hugging Face folder as the source is written again, each tensor in its own dtype, bit for bit,
-// unless --dtype says another; so is a quantised one.
+// unless --dtype says another; so is a quantised one. In memory is never more than one tensor of
+// the files that are written.
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -33,8 +34,6 @@ DType dtype_to_load(DType stored, const HfExport& written) {
 
 ExitStatus run_convert(const Options& options) {
   install_interrupt_handlers();
-  const std::string interrupted =
-      fmt::format("Interrupted. Nothing was written to {}.", options.save);
   const bool from_hf = path_exists(join_path(options.load, "config.json"));
   SavedModel model = find_model(options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32,
                                 options.ckpt_step);
@@ -58,14 +57,10 @@ ExitStatus run_convert(const Options& options) {
   const HfExport what = export_of(model, options.dtype);  // first: it may refuse
   const ModelState state = declare_model_state(
       model.config, dtype_to_load(model.compute_dtype, what), /*trained=*/false);
-  const StateStorage storage(state.table);
-  {
-    WorkProgress progress(options.quiet, "loading", /*unit=*/{}, interrupted);
-    load_saved_model(model, state, storage, progress.report());
-  }
-  WorkProgress progress(options.quiet, "writing", /*unit=*/{}, interrupted);
+  WorkProgress progress(options.quiet, "converting", /*unit=*/{},
+                        fmt::format("Interrupted. Nothing was written to {}.", options.save));
   constexpr uint64_t kMegabyte = 1'000'000;
-  save_hf_model(options.save, model.config, state, storage,
+  save_hf_model(options.save, model.config, state, element_reader(model, state),
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -79,6 +81,7 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
   const bool same = embedding.entry != nullptr && embedding.entry->dtype == entry.dtype &&
                     embedding.entry->shape == entry.shape &&
                     std::equal(bytes.begin(), bytes.end(), embedding.bytes().begin());
+  file.forget(entry);
   if (!same) {
     throw_bad_request(
         fmt::format("{}: the tensor {} differs from the embedding, which the "
@@ -254,6 +257,7 @@ void require_same_copy(const SafetensorsFolder& folder, const HfTensor& copy) {
   if (original.entry != nullptr && original.entry->dtype == located.entry->dtype &&
       original.entry->shape == located.entry->shape &&
       std::equal(bytes.begin(), bytes.end(), original.bytes().begin())) {
+    located.forget();
     return;
   }
   throw_bad_request(
@@ -262,49 +266,73 @@ void require_same_copy(const SafetensorsFolder& folder, const HfTensor& copy) {
                   located.file->path(), copy.name, copy.copy_of));
 }
 
-// Opens a folder, checks it against the model, and hands over every tensor but copies.
-void visit_folder(const std::string& path, const ModelConfig& config, FolderContents contents,
-                  int32_t prediction_layers, HfQuantization quantization,
-                  const std::function<void(const HfTensor&, const StoredTensor&)>& visit,
-                  const WorkReport& report = {}) {
-  const SafetensorsFolder folder = SafetensorsFolder::open(path);
+// A tensor of an open folder, whose shape and dtype are those that the model needs.
+struct FoundTensor {
+  HfTensor tensor;
+  HfQuantization quantization = HfQuantization::none;
+  SafetensorsFolder::Located stored;  // codes of a quantised one
+  SafetensorsFolder::Located scales;
+};
+
+// Checks a folder against the model, and finds every tensor but copies; sorted by name.
+std::vector<FoundTensor> find_tensors(const SafetensorsFolder& folder, const ModelConfig& config,
+                                      FolderContents contents, int32_t prediction_layers,
+                                      HfQuantization of_folder) {
   const std::vector<HfTensor> tensors = hf_tensors(config, &folder);
-  refuse_unused(folder, tensors, config, prediction_layers, quantization);
-  uint64_t done = 0;
-  uint64_t total = 0;
-  for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
+  refuse_unused(folder, tensors, config, prediction_layers, of_folder);
+  std::vector<FoundTensor> found;
   for (const HfTensor& tensor : tensors) {
     if (tensor.is_copy()) {
       require_same_copy(folder, tensor);
       continue;
     }
     if (!tensor.parameter.valid() && contents == FolderContents::gradients) continue;
-    StoredTensor stored = {.quantization = quantization_of(folder, tensor, quantization)};
-    if (stored.quantization != HfQuantization::none) {
-      const auto [codes, scales] = quantised_specs(tensor, stored.quantization);
-      stored.bytes = find_required(folder, codes, std::span(&codes.dtype, 1)).bytes();
-      const bool is_fp8 = stored.quantization == HfQuantization::fp8_block;
-      const auto located = find_required(
-          folder, scales,
-          is_fp8 ? std::span<const FileDType>(kFp8ScaleTypes) : std::span(&scales.dtype, 1));
-      stored.scales = located.bytes();
-      stored.scale_dtype = located.entry->dtype;
-      visit(tensor, stored);
-    } else {
-      const auto located = find_required(
-          folder, {.name = tensor.name, .shape = file_shape_of(tensor)}, /*dtypes=*/{});
-      stored.dtype = located.entry->dtype;
-      stored.bytes = located.bytes();
-      if (tensor.arrangement.is_plain()) {
-        visit(tensor, stored);
-      } else {
-        const std::vector<std::byte> moved = arranged(tensor, stored.bytes, /*to_file=*/false);
-        visit(tensor, {.dtype = stored.dtype, .bytes = moved});
-      }
+    FoundTensor& next = found.emplace_back();
+    next.tensor = tensor;
+    next.quantization = quantization_of(folder, tensor, of_folder);
+    if (next.quantization == HfQuantization::none) {
+      next.stored = find_required(folder, {.name = tensor.name, .shape = file_shape_of(tensor)},
+                                  /*dtypes=*/{});
+      continue;
     }
-    done += stored.bytes.size() + stored.scales.size();
-    if (report) report(done, total);
+    const auto [codes, scales] = quantised_specs(tensor, next.quantization);
+    next.stored = find_required(folder, codes, std::span(&codes.dtype, 1));
+    const bool is_fp8 = next.quantization == HfQuantization::fp8_block;
+    next.scales = find_required(
+        folder, scales,
+        is_fp8 ? std::span<const FileDType>(kFp8ScaleTypes) : std::span(&scales.dtype, 1));
   }
+  return found;
+}
+
+// Calls visit(tensor, its StoredTensor).
+template <class Visit>
+void visit_tensor(const FoundTensor& found, const Visit& visit) {
+  StoredTensor stored = {.quantization = found.quantization, .bytes = found.stored.bytes()};
+  std::vector<std::byte> moved;
+  if (found.quantization != HfQuantization::none) {
+    stored.scales = found.scales.bytes();
+    stored.scale_dtype = found.scales.entry->dtype;
+  } else {
+    stored.dtype = found.stored.entry->dtype;
+    if (!found.tensor.arrangement.is_plain()) {
+      moved = arranged(found.tensor, stored.bytes, /*to_file=*/false);
+      stored.bytes = moved;
+    }
+  }
+  visit(found.tensor, stored);
+  found.stored.forget();
+  if (found.scales.entry != nullptr) found.scales.forget();
+}
+
+// Elements of the whole parameter among which are all of the tensor.
+IndexRange range_of(const HfTensor& tensor) {
+  IndexRange range = {std::numeric_limits<int64_t>::max(), 0};
+  for (const HfPiece& piece : tensor.pieces()) {
+    range.begin = std::min(range.begin, piece.offset);
+    range.end = std::max(range.end, piece.offset + piece.elements);
+  }
+  return range;
 }
 
 // One bad weight makes every loss NaN; here it still has a name. `data`: the tensor's elements from
@@ -400,9 +428,7 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, const Stored
 
 void load_bias(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
                const ModelState& state, const StateStorage& storage) {
-  const StateId bias = state.expert_biases[static_cast<size_t>(tensor.layer)];
-  if (!bias.valid()) return;  // another rank's
-  const TensorView view = storage.view(bias);
+  const TensorView view = storage.view(state.expert_biases[static_cast<size_t>(tensor.layer)]);
   auto* data = static_cast<std::byte*>(view.data);
   convert_elements(stored.dtype, stored.bytes.data(), view.dtype, data, tensor.shape.elements());
   require_finite(folder, tensor, view.dtype, data, 0, tensor.shape.elements());
@@ -474,8 +500,43 @@ FileDType hf_folder_main_dtype(const std::string& folder) {
   return most;
 }
 
-void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                     const StateStorage& storage, const WorkReport& report) {
+struct HfWeights::Source {
+  SafetensorsFolder folder;
+  std::vector<FoundTensor> tensors;
+  std::unordered_map<int32_t, std::vector<size_t>> of_parameter;  // numbers of tensors
+  std::unordered_map<int32_t, size_t> of_bias;                    // by layer
+
+  Source(SafetensorsFolder open, const ModelConfig& config, int32_t prediction_layers,
+         HfQuantization quantization)
+      : folder(std::move(open)),
+        tensors(find_tensors(folder, config, FolderContents::weights, prediction_layers,
+                             quantization)) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const HfTensor& tensor = tensors[i].tensor;
+      if (tensor.parameter.valid()) {
+        of_parameter[tensor.parameter.index].push_back(i);
+      } else {
+        of_bias[tensor.layer] = i;
+      }
+    }
+  }
+
+  // Adds the numbers of the tensors that have elements of these stretches of a parameter.
+  void add_tensors_of(const Parameter& parameter, const std::vector<SliceRun>& runs,
+                      std::vector<size_t>& numbers) const {
+    const auto found = of_parameter.find(parameter.id.index);
+    if (found == of_parameter.end() || runs.empty()) return;
+    for (const size_t number : found->second) {
+      const IndexRange range = range_of(tensors[number].tensor);
+      if (range.begin < runs.back().whole + runs.back().elements &&
+          runs.front().whole < range.end) {
+        numbers.push_back(number);
+      }
+    }
+  }
+};
+
+HfWeights::HfWeights(const std::string& folder, const ModelConfig& config) {
   ModelConfig named = config;
   const std::string config_path = join_path(folder, "config.json");
   const ModelConfig of_folder = read_hf_config(config_path);
@@ -495,20 +556,48 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
         fmt::format("{}: the folder has {} layers of multi-token prediction, the model {}.", folder,
                     prediction_layers, config.own_mtp_layers()));
   }
+  const HfQuantization quantization = hf_folder_quantization(folder);
+  source_ = std::make_unique<const Source>(SafetensorsFolder::open(folder), named,
+                                           prediction_layers, quantization);
+}
+
+HfWeights::HfWeights(HfWeights&&) noexcept = default;
+HfWeights::~HfWeights() = default;
+
+void HfWeights::load(const ModelState& state, const StateStorage& storage,
+                     const WorkReport& report) const {
   std::unordered_map<int32_t, Target> targets;
+  std::vector<size_t> numbers;
   for (const Parameter& parameter : state.parameters) {
-    targets[parameter.id.index] = {
-        &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
+    Target& target = targets[parameter.id.index];
+    target = {&parameter,
+              runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
+    source_->add_tensors_of(parameter, target.runs, numbers);
   }
-  visit_folder(
-      folder, named, FolderContents::weights, prediction_layers, hf_folder_quantization(folder),
-      [&](const HfTensor& tensor, const StoredTensor& stored) {
-        if (!tensor.parameter.valid()) return load_bias(folder, tensor, stored, state, storage);
-        const auto target = targets.find(tensor.parameter.index);
-        if (target == targets.end()) return;  // another rank's
-        load_tensor(folder, tensor, stored, target->second, storage);
-      },
-      report);
+  for (const auto& [layer, number] : source_->of_bias) {
+    const auto place = static_cast<size_t>(layer);
+    if (place < state.expert_biases.size() && state.expert_biases[place].valid()) {
+      numbers.push_back(number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  const auto bytes_of = [&](size_t number) {
+    const FoundTensor& found = source_->tensors[number];
+    return found.stored.bytes().size() +
+           (found.scales.entry == nullptr ? 0 : found.scales.bytes().size());
+  };
+  uint64_t done = 0;
+  uint64_t total = 0;
+  for (const size_t number : numbers) total += bytes_of(number);
+  const std::string& folder = source_->folder.path();
+  for (const size_t number : numbers) {
+    visit_tensor(source_->tensors[number], [&](const HfTensor& tensor, const StoredTensor& stored) {
+      if (!tensor.parameter.valid()) return load_bias(folder, tensor, stored, state, storage);
+      load_tensor(folder, tensor, stored, targets.at(tensor.parameter.index), storage);
+    });
+    done += bytes_of(number);
+    if (report) report(done, total);
+  }
   for (const auto& [number, target] : targets) {
     const IndexRange& held = target.parameter->held;
     TROUPE_CHECK(target.written == held.end - held.begin,
@@ -516,17 +605,25 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   }
 }
 
+void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                     const StateStorage& storage, const WorkReport& report) {
+  HfWeights(folder, config).load(state, storage, report);
+}
+
 void read_hf_gradients(
-    const std::string& folder, const ModelConfig& config,
+    const std::string& path, const ModelConfig& config,
     const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
+  const SafetensorsFolder folder = SafetensorsFolder::open(path);
   std::vector<double> data;
-  visit_folder(folder, config, FolderContents::gradients, /*prediction_layers=*/0,
-               HfQuantization::none, [&](const HfTensor& tensor, const StoredTensor& stored) {
-                 data.resize(static_cast<size_t>(tensor.shape.elements()));
-                 convert_elements(stored.dtype, stored.bytes.data(), DType::f64, data.data(),
-                                  tensor.shape.elements());
-                 take(tensor, data);
-               });
+  for (const FoundTensor& found : find_tensors(folder, config, FolderContents::gradients,
+                                               /*prediction_layers=*/0, HfQuantization::none)) {
+    visit_tensor(found, [&](const HfTensor& tensor, const StoredTensor& stored) {
+      data.resize(static_cast<size_t>(tensor.shape.elements()));
+      convert_elements(stored.dtype, stored.bytes.data(), DType::f64, data.data(),
+                       tensor.shape.elements());
+      take(tensor, data);
+    });
+  }
 }
 
 namespace {
@@ -537,31 +634,39 @@ struct WriteBuffers {
   std::vector<std::byte> rounded;
 };
 
+// A tensor of the state that a tensor of the files is some of.
+struct Origin {
+  StateId id;
+  DType dtype = DType::f32;
+  const ElementReader& read;
+};
+
 // The elements of a tensor in its order and in the dtype of memory.
-const std::byte* elements_of(const HfTensor& tensor, const TensorView& view,
+const std::byte* elements_of(const HfTensor& tensor, const Origin& origin,
                              std::vector<std::byte>& gathered) {
-  const auto* data = static_cast<const std::byte*>(view.data);
-  const size_t size = size_of(view.dtype);
-  if (tensor.scattered.empty()) return data + static_cast<size_t>(tensor.offset) * size;
+  const IndexRange range = range_of(tensor);
+  const std::byte* data = origin.read(origin.id, range);
+  if (tensor.scattered.empty()) return data;
+  const size_t size = size_of(origin.dtype);
   gathered.resize(static_cast<size_t>(tensor.shape.elements()) * size);
   for (const HfPiece& piece : tensor.scattered) {
     std::memcpy(gathered.data() + static_cast<size_t>(piece.first) * size,
-                data + static_cast<size_t>(piece.offset) * size,
+                data + static_cast<size_t>(piece.offset - range.begin) * size,
                 static_cast<size_t>(piece.elements) * size);
   }
   return gathered.data();
 }
 
 // The bytes of a tensor in the file's dtype.
-std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, const TensorView& view,
+std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, const Origin& origin,
                                     WriteBuffers& buffers) {
-  const std::byte* data = elements_of(tensor, view, buffers.gathered);
+  const std::byte* data = elements_of(tensor, origin, buffers.gathered);
   const int64_t elements = tensor.shape.elements();
   const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
-  if (to_file_dtype(view.dtype) == dtype) return {data, bytes};
+  if (to_file_dtype(origin.dtype) == dtype) return {data, bytes};
   std::vector<std::byte>& rounded = buffers.rounded;
   rounded.resize(bytes);
-  convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
+  convert_elements(to_file_dtype(origin.dtype), data, dtype, rounded.data(), elements);
   const int64_t at = first_not_finite(dtype, rounded.data(), elements);
   if (at >= 0) {
     throw_failed(
@@ -745,7 +850,7 @@ std::string hf_quantization_config(const ModelConfig& config, HfQuantization qua
 }
 
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage, uint64_t max_shard_bytes, const HfExport& what,
+                   const ElementReader& read, uint64_t max_shard_bytes, const HfExport& what,
                    const WorkReport& report) {
   // First: it may refuse.
   const std::string config_json =
@@ -803,18 +908,19 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   };
   size_t next = 0;  // of the specs
   for (const HfTensor& tensor : tensors) {
-    const TensorView view = storage.view(
-        tensor.parameter.valid() ? state.get(tensor.parameter).value
-                                 : state.expert_biases[static_cast<size_t>(tensor.layer)]);
+    const StateId id = tensor.parameter.valid()
+                           ? state.get(tensor.parameter).value
+                           : state.expert_biases[static_cast<size_t>(tensor.layer)];
+    const Origin origin = {id, (*state.table)[id].dtype, read};
     const HfQuantization quantization = quantization_in_file(tensor);
     if (quantization != HfQuantization::none) {
-      const auto values = bytes_as(FileDType::f32, tensor, view, buffers);
+      const auto values = bytes_as(FileDType::f32, tensor, origin, buffers);
       const QuantisedTensor written = quantised(as_in_source(tensor), quantization, values, source);
       append(next++, std::as_bytes(std::span(written.codes)));
       append(next++, written.scales);
       continue;
     }
-    const std::span<const std::byte> bytes = bytes_as(specs[next].dtype, tensor, view, buffers);
+    const std::span<const std::byte> bytes = bytes_as(specs[next].dtype, tensor, origin, buffers);
     if (tensor.arrangement.is_plain()) {
       append(next++, bytes);
     } else {

@@ -8,12 +8,13 @@
 // whole model (or is a copy of a tied head, or of a layer of multi-token prediction that the
 // configuration leaves out), or the load is refused with the names. Values are converted with one
 // correct rounding; writing back what was read in the same dtype is bit-exact. Weights in 8 and 4
-// bits (hf_quantization.h) are first decoded to f32; beyond the mapped files a load needs memory
-// for one tensor. Errors are UserErrors. One thread.
+// bits (hf_quantization.h) are first decoded to f32; beyond the state a load needs memory for one
+// tensor, and so does writing. Errors are UserErrors. One thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,12 +53,28 @@ DType hf_folder_dtype(const std::string& folder);
 // The type that most of its elements have, without codes and scales.
 FileDType hf_folder_main_dtype(const std::string& folder);
 
-// Reads a folder into the parameters (and fp32 master weights, where there are any), or into the
-// slices of them that the state declares: other bytes of the folder are not read. The names are
-// those of the folder's own architecture (config.json), whatever the configuration's is; expert
-// biases that its model does not have stay as they are. Values
-// that are not finite there are refused (exit status 1) with the tensor's name. `report` is in
-// bytes of the folder, those that belong to other ranks included.
+// An open folder of weights. The names are those of the folder's own architecture (config.json),
+// whatever the configuration's is.
+class HfWeights {
+ public:
+  // Checks that every tensor of the model is there, and what else there is, but no values.
+  HfWeights(const std::string& folder, const ModelConfig& config);
+  HfWeights(HfWeights&& other) noexcept;
+  ~HfWeights();
+
+  // Reads the parameters (and fp32 master weights, where there are any) that the state declares, or
+  // what it holds of them: other tensors are not read. Expert biases that the folder's model does
+  // not have stay as they are. Values that are not finite there are refused (exit status 1) with
+  // the tensor's name. `report` is in bytes of the tensors that are read.
+  void load(const ModelState& state, const StateStorage& storage,
+            const WorkReport& report = {}) const;
+
+ private:
+  struct Source;
+  std::unique_ptr<const Source> source_;
+};
+
+// Opens a folder and loads from it.
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage, const WorkReport& report = {});
 
@@ -85,15 +102,19 @@ struct HfExport {
   std::vector<HfFile> files = {};
 };
 
-// Writes config.json, the files and the parameters of a state that is the whole model. Values of
-// another dtype than the file's are rounded once, to nearest and ties to even: the weights of
-// norms, which a bf16 model keeps in f32, and all of them where the export asks for another dtype.
-// Nothing is written when the architecture cannot express the model; a finite value that is too
-// large for the dtype is refused (exit status 1) with the tensor's name. A file holds at most
-// `max_shard_bytes` of tensors, or a single one that is larger. `report` is in bytes of the files;
-// when it throws, the folder holds nothing new.
+// Gives elements of a tensor of the state, in its dtype, until it is called again.
+using ElementReader = std::function<const std::byte*(StateId tensor, const IndexRange& elements)>;
+
+// Writes config.json, the files and the parameters of a state that is the whole model, of which
+// `read` gives the elements, of one tensor of the files after the other. Values of another dtype
+// than the file's are rounded once, to nearest and ties to even: the weights of norms, which a bf16
+// model keeps in f32, and all of them where the export asks for another dtype. Nothing is written
+// when the architecture cannot express the model; a finite value that is too large for the dtype is
+// refused (exit status 1) with the tensor's name. A file holds at most `max_shard_bytes` of
+// tensors, or a single one that is larger. `report` is in bytes of the files; when it throws, the
+// folder holds nothing new.
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage, uint64_t max_shard_bytes, const HfExport& what = {},
+                   const ElementReader& read, uint64_t max_shard_bytes, const HfExport& what = {},
                    const WorkReport& report = {});
 
 }  // namespace troupe

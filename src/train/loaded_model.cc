@@ -1,7 +1,10 @@
 #include "train/loaded_model.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/error.h"
@@ -53,14 +56,77 @@ SavedModel find_model(const std::string& path, DType hf_dtype, std::optional<int
       path));
 }
 
+namespace {
+
+// The open weights of a model on disk.
+class SavedWeights {
+ public:
+  explicit SavedWeights(const SavedModel& model) : source_(open(model)) {}
+
+  void load(const ModelState& state, const StateStorage& storage,
+            const WorkReport& report = {}) const {
+    std::visit([&](const auto& source) { source.load(state, storage, report); }, source_);
+  }
+
+ private:
+  using Source = std::variant<HfWeights, CheckpointWeights>;
+  static Source open(const SavedModel& model) {
+    if (!model.from_checkpoint) return HfWeights(model.path, model.config);
+    return CheckpointWeights(Checkpoint::open(model.path), model.compute_dtype, model.config);
+  }
+
+  Source source_;
+};
+
+// A state of one tensor: elements `range` of the tensor `id` of a state on one rank, which is a
+// parameter or the bias of a router.
+ModelState part_of(const ModelState& state, StateId id, const IndexRange& range) {
+  ModelState part;
+  part.model = state.model;
+  part.part = state.part;
+  part.dtype = state.dtype;
+  part.expert_biases.resize(state.expert_biases.size());
+  StateTensor tensor = (*state.table)[id];
+  tensor.shape = Shape{range.end - range.begin};
+  auto table = std::make_shared<StateTable>();
+  const StateId own = table->add(tensor);
+  part.table = std::move(table);
+  const auto same_value = [&](const Parameter& parameter) { return parameter.value == id; };
+  const auto found = std::find_if(state.parameters.begin(), state.parameters.end(), same_value);
+  if (found == state.parameters.end()) {
+    const auto bias = std::find(state.expert_biases.begin(), state.expert_biases.end(), id);
+    TROUPE_CHECK(bias != state.expert_biases.end(), "neither a parameter nor a router's bias");
+    part.expert_biases[static_cast<size_t>(bias - state.expert_biases.begin())] = own;
+    return part;
+  }
+  Parameter& parameter = part.parameters.emplace_back(*found);
+  parameter.held = parameter.shard = range;
+  parameter.value = own;
+  return part;
+}
+
+}  // namespace
+
+ElementReader element_reader(const SavedModel& model, const ModelState& state) {
+  TROUPE_CHECK(!state.trained, "weights alone are read");
+  struct Reader {
+    explicit Reader(const SavedModel& model) : weights(model) {}
+    SavedWeights weights;
+    std::optional<StateStorage> storage;
+  };
+  const auto reader = std::make_shared<Reader>(model);
+  return [reader, &state](StateId id, const IndexRange& range) {
+    reader->storage.reset();
+    const ModelState part = part_of(state, id, range);
+    const StateStorage& storage = reader->storage.emplace(part.table);
+    reader->weights.load(part, storage);
+    return static_cast<const std::byte*>(storage.view(StateId{0}).data);
+  };
+}
+
 void load_saved_model(const SavedModel& model, const ModelState& state, const StateStorage& storage,
                       const WorkReport& report) {
-  if (model.from_checkpoint) {
-    load_checkpoint_weights(Checkpoint::open(model.path), model.compute_dtype, model.config, state,
-                            storage, report);
-  } else {
-    load_hf_weights(model.path, model.config, state, storage, report);
-  }
+  SavedWeights(model).load(state, storage, report);
   storage.to_device();
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/work_report.h"
+#include "io/hf_weights.h"
 #include "model/parameters.h"
 #include "options/options.h"
 #include "runtime/state_storage.h"
@@ -47,6 +48,10 @@ SavedModel find_model(const std::string& path, DType hf_dtype,
 // bytes.
 void load_saved_model(const SavedModel& model, const ModelState& state, const StateStorage& storage,
                       const WorkReport& report = {});
+
+// The same for the state of a whole model that has no memory: loads the elements that it is asked
+// for. What the model needs is looked for at once. `state` must outlive the reader.
+ElementReader element_reader(const SavedModel& model, const ModelState& state);
 
 // The tokenizer of a model from options.load: a checkpoint's own; for a Hugging Face folder as the
 // options say, the file being the folder's when they name none, or else the folder's

@@ -373,7 +373,7 @@ void RunStart::upcycle_weights(const RankSession& session) const {
 
 void RunStart::load_checkpoint(const std::string& path, bool resume, const RankSession& session,
                                RunSaver& saver) const {
-  const Checkpoint checkpoint = Checkpoint::open(path);
+  Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume && same_folder(spec_.load.folder, spec_.save.folder)) {
     saver.go_on_from(position_.step, stored.parts.by_clock);
@@ -390,8 +390,8 @@ void RunStart::load_checkpoint(const std::string& path, bool resume, const RankS
                         progress.report(), with_optimizer);
     if (!with_optimizer) reset_optimizer(session.state(), session.storage(), /*masters_too=*/true);
   } else {
-    load_checkpoint_weights(checkpoint, stored.identity.compute_dtype, identity_.model,
-                            session.state(), session.storage(), progress.report());
+    CheckpointWeights(std::move(checkpoint), stored.identity.compute_dtype, identity_.model)
+        .load(session.state(), session.storage(), progress.report());
     reset_optimizer(session.state(), session.storage(), /*masters_too=*/false);
   }
   progress.clear();

@@ -744,19 +744,17 @@ std::vector<const Parameter*> leave_out_values_of_masters(const Checkpoint& chec
 class WeightsLoader {
  public:
   WeightsLoader(const Checkpoint& checkpoint, const ModelState& state, const StateStorage& storage)
-      : checkpoint_(checkpoint), state_(state), storage_(storage) {
-    for (const StoredTensor& tensor : checkpoint.tensors()) stored_[tensor.name] = &tensor;
-  }
+      : checkpoint_(checkpoint), state_(state), storage_(storage) {}
 
-  bool is_stored(const std::string& name) const { return stored_.contains(name); }
+  bool is_stored(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
   bool is_stored_as(const std::string& name, DType dtype) const {
-    const auto found = stored_.find(name);
-    return found != stored_.end() && found->second->dtype == dtype;
+    const StoredTensor* const found = checkpoint_.find(name);
+    return found != nullptr && found->dtype == dtype;
   }
 
   bool is_stored_as(const std::string& name, const Shape& shape) const {
-    const auto found = stored_.find(name);
-    return found != stored_.end() && found->second->shape == shape;
+    const StoredTensor* const found = checkpoint_.find(name);
+    return found != nullptr && found->shape == shape;
   }
 
   // The boxes `pieces` of `target` are to come from the tensor `name`, of this role and whole
@@ -764,14 +762,14 @@ class WeightsLoader {
   void add(const std::string& name, CheckpointRole role, const Shape& whole, StateId target,
            const std::vector<SlicePiece>& pieces) {
     const DType wanted = (*state_.table)[target].dtype;
-    const auto found = stored_.find(name);
-    const bool converts = found != stored_.end() && found->second->dtype != wanted &&
-                          can_convert(to_file_dtype(found->second->dtype), wanted);
+    const StoredTensor* const found = checkpoint_.find(name);
+    const bool converts = found != nullptr && found->dtype != wanted &&
+                          can_convert(to_file_dtype(found->dtype), wanted);
     for (const SlicePiece& piece : pieces) {
       SliceToLoad slice;
       slice.name = name;
       slice.role = role;
-      slice.dtype = converts ? found->second->dtype : wanted;
+      slice.dtype = converts ? found->dtype : wanted;
       slice.global_shape = whole;
       slice.box = {piece.offset, piece.shape};
       slice.data = static_cast<std::byte*>(storage_.view(target).data) +
@@ -780,9 +778,8 @@ class WeightsLoader {
     }
   }
 
-  // `others`: of the roles parameter and state, what other ranks load. All else must be asked for.
   // `report` is in bytes of what this rank takes.
-  void load(std::vector<std::string> others, const WorkReport& report) const {
+  void load(const WorkReport& report) const {
     uint64_t total = bytes_of(direct_);
     for (const auto& [name, requests] : converted_) total += bytes_of(requests);
     uint64_t before = 0;  // of the calls that are done
@@ -792,16 +789,10 @@ class WeightsLoader {
         report(before + std::min(done, own), total);
       };
     };
-    for (const auto& [name, requests] : converted_) others.push_back(name);
-    for (const auto& [name, tensor] : stored_) {
-      if (tensor->role == CheckpointRole::optimizer) others.push_back(name);
-    }
-    load_slices(direct_, others, report_of(bytes_of(direct_)));
+    load_slices(direct_, report_of(bytes_of(direct_)));
     before = bytes_of(direct_);
-    std::vector<std::string> all;
-    for (const auto& [name, tensor] : stored_) all.push_back(name);
     for (const auto& [name, requests] : converted_) {
-      convert(requests, all, report_of(bytes_of(requests)));
+      convert(requests, report_of(bytes_of(requests)));
       before += bytes_of(requests);
     }
   }
@@ -821,23 +812,21 @@ class WeightsLoader {
     return bytes;
   }
 
-  void load_slices(const std::vector<Request>& requests, const std::vector<std::string>& others,
-                   const WorkReport& report) const {
+  void load_slices(const std::vector<Request>& requests, const WorkReport& report) const {
     std::vector<SliceToLoad> slices;
     for (const Request& request : requests) slices.push_back(request.slice);
-    checkpoint_.load(slices, kAllRoles, others, report);
+    checkpoint_.load_some(slices, report);
   }
 
   // By way of a copy of what this rank takes of one tensor.
-  void convert(const std::vector<Request>& requests, const std::vector<std::string>& all,
-               const WorkReport& report) const {
+  void convert(const std::vector<Request>& requests, const WorkReport& report) const {
     std::vector<std::vector<std::byte>> copies;
     std::vector<Request> loads = requests;
     for (Request& load : loads) {
       const auto elements = static_cast<size_t>(load.slice.box.shape.elements());
       load.slice.data = copies.emplace_back(elements * size_of(load.slice.dtype)).data();
     }
-    load_slices(loads, all, report);
+    load_slices(loads, report);
     for (size_t i = 0; i < requests.size(); ++i) {
       const SliceToLoad& slice = requests[i].slice;
       convert_elements(to_file_dtype(slice.dtype), copies[i].data(), requests[i].wanted, slice.data,
@@ -845,12 +834,9 @@ class WeightsLoader {
     }
   }
 
-  static constexpr std::array kAllRoles = {CheckpointRole::parameter, CheckpointRole::optimizer,
-                                           CheckpointRole::state};
   const Checkpoint& checkpoint_;
   const ModelState& state_;
   const StateStorage& storage_;
-  std::unordered_map<std::string, const StoredTensor*> stored_;
   std::vector<Request> direct_;
   std::unordered_map<std::string, std::vector<Request>> converted_;  // by stored tensor
 };
@@ -915,21 +901,31 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
                  pieces_of(parameter.slice, parameter.shard));
     }
   }
-  loader.load(std::move(elsewhere), report);
+  loader.load(report);
 }
 
-void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
-                             const ModelConfig& config, const ModelState& state,
-                             const StateStorage& storage, const WorkReport& report) {
+CheckpointWeights::CheckpointWeights(Checkpoint checkpoint, DType stored_dtype,
+                                     const ModelConfig& config)
+    : checkpoint_(std::move(checkpoint)),
+      saved_(declare_model_state(config, stored_dtype, /*trained=*/true)) {
+  std::vector<std::string> known = names_of_files(checkpoint_);
+  for (int32_t i = 0; i < saved_.table->size(); ++i) {
+    known.push_back((*saved_.table)[StateId{i}].name);
+  }
+  constexpr std::array kWeights = {CheckpointRole::parameter, CheckpointRole::state};
+  checkpoint_.load({}, kWeights, known);  // refuses what is in no such model
+}
+
+void CheckpointWeights::load(const ModelState& state, const StateStorage& storage,
+                             const WorkReport& report) const {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  WeightsLoader loader(checkpoint, state, storage);
-  const ModelState whole = declare_model_state(config, stored_dtype, /*trained=*/true);
+  WeightsLoader loader(checkpoint_, state, storage);
   for (const Parameter& parameter : state.parameters) {
-    const Parameter& saved = whole.get(parameter.id);
-    const std::string& value = (*whole.table)[saved.value].name;
+    const Parameter& saved = saved_.get(parameter.id);
+    const std::string& value = (*saved_.table)[saved.value].name;
     const std::string master =
-        saved.master.valid() && loader.is_stored((*whole.table)[saved.master].name)
-            ? (*whole.table)[saved.master].name
+        saved.master.valid() && loader.is_stored((*saved_.table)[saved.master].name)
+            ? (*saved_.table)[saved.master].name
             : "";
     const auto add = [&](bool from_master, StateId target, const IndexRange& range) {
       loader.add(from_master ? master : value,
@@ -953,12 +949,8 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
                   if (!loader.is_stored_as(name, all)) return;
                   loader.add(name, CheckpointRole::optimizer, all, id, {piece});
                 });
-  std::vector<std::string> others = names_of_files(checkpoint);
-  for (int32_t i = 0; i < whole.table->size(); ++i) {
-    others.push_back((*whole.table)[StateId{i}].name);
-  }
-  loader.load(std::move(others), report);
-  require_finite(checkpoint.path(), state, storage);
+  loader.load(report);
+  require_finite(checkpoint_.path(), state, storage);
 }
 
 void reset_optimizer(const ModelState& state, const StateStorage& storage, bool masters_too) {

@@ -101,14 +101,23 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
 // that are the weights. The host's side of the storage.
 void reset_optimizer(const ModelState& state, const StateStorage& storage, bool masters_too);
 
-// The weights alone, of whatever layout, from a checkpoint that was saved in `stored_dtype`, which
-// may be another compute dtype than the state's: values are converted with one rounding. Master
-// weights are the stored ones, or else the stored values; where the state computes in another
-// dtype, its values come from the stored master weights if there are any. Values that are not
-// finite in the state's dtype are refused (exit status 1) with the tensor's name. `report` is in
-// bytes.
-void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
-                             const ModelConfig& config, const ModelState& state,
-                             const StateStorage& storage, const WorkReport& report = {});
+// The weights alone, of whatever layout, of an open checkpoint.
+class CheckpointWeights {
+ public:
+  // Saved in `stored_dtype`, from a model of this configuration: weights of another are refused.
+  CheckpointWeights(Checkpoint checkpoint, DType stored_dtype, const ModelConfig& config);
+
+  // Fills the parameters that the state declares, which may be of another compute dtype: values are
+  // converted with one rounding. Master weights are the stored ones, or else the stored values;
+  // where the state computes in another dtype, its values come from the stored master weights if
+  // there are any. Values that are not finite in the state's dtype are refused (exit status 1) with
+  // the tensor's name. `report` is in bytes.
+  void load(const ModelState& state, const StateStorage& storage,
+            const WorkReport& report = {}) const;
+
+ private:
+  Checkpoint checkpoint_;
+  ModelState saved_;  // as the whole model was declared when it was saved
+};
 
 }  // namespace troupe

@@ -290,7 +290,7 @@ TEST_P(QuantisedFolder, ComesBackByteForByte) {
   const State loaded(path, DType::f32);
   for (const std::string& source : {path, std::string()}) {
     const std::string copy = model.folder / (source.empty() ? "by_rule" : "copy");
-    save_hf_model(copy, loaded.config, loaded.state, loaded.storage, uint64_t{1} << 30,
+    save_hf_model(copy, loaded.config, loaded.state, elements_in(loaded.storage), uint64_t{1} << 30,
                   {.config_json = model.config.dump(),
                    .dtype = FileDType::f32,
                    .quantization = GetParam(),
@@ -338,7 +338,7 @@ TEST(QuantisedFolders, ScalesMayHaveFewerBits) {
     const State loaded(path, DType::f32);
     ASSERT_NO_FATAL_FAILURE(expect_same(loaded, State(wide.write("quantised"), DType::f32)));
     EXPECT_EQ(hf_folder_dtype(path), DType::f32);
-    save_hf_model(model.folder / "copy", loaded.config, loaded.state, loaded.storage,
+    save_hf_model(model.folder / "copy", loaded.config, loaded.state, elements_in(loaded.storage),
                   uint64_t{1} << 30,
                   {.config_json = model.config.dump(),
                    .quantization = HfQuantization::fp8_block,
@@ -365,7 +365,7 @@ TEST(QuantisedFolders, ScalesAreNotRounded) {
   expect_phrase(message_of(ExitStatus::failed,
                            [&] {
                              save_hf_model(model.folder / "copy", other.config, other.state,
-                                           other.storage, uint64_t{1} << 30,
+                                           elements_in(other.storage), uint64_t{1} << 30,
                                            {.config_json = model.config.dump(),
                                             .quantization = HfQuantization::fp8_block,
                                             .scales_from = path});

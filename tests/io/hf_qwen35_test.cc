@@ -162,7 +162,7 @@ TEST_P(Qwen35, IsQwen3NextUnderOtherNames) {
   const Model35 own(reference(GetParam()));
   ModelConfig next = own.config;
   next.hf_architecture = "Qwen3NextForCausalLM";
-  save_hf_model(folder / "next", next, own.state, own.storage, kWholeFile);
+  save_hf_model(folder / "next", next, own.state, elements_in(own.storage), kWholeFile);
   const Tensors35 written = read_tensors(folder / "next");
   const Model35 again(folder / "next");
   EXPECT_EQ(again.config.hf_architecture, next.hf_architecture);
@@ -220,7 +220,7 @@ TEST_P(Qwen35, EveryFormOfAFolderLoads) {
     EXPECT_EQ(read.config, own.config);
     expect_same_weights(read, own);
     save_hf_model(
-        folder / (name + "_out"), read.config, read.state, read.storage, kWholeFile,
+        folder / (name + "_out"), read.config, read.state, elements_in(read.storage), kWholeFile,
         {.config_json = write_hf_config(read.config, {.text = get_file(path + "/config.json"),
                                                       .where = "config.json",
                                                       .has_weights = true})});
@@ -242,7 +242,8 @@ TEST_P(Qwen35, EightBitsComeBackFromEveryForm) {
                     .quantization = HfQuantization::fp8_block,
                     .scales_from = scales};
   };
-  save_hf_model(folder / "text", own.config, own.state, own.storage, kWholeFile, export_of({}, ""));
+  save_hf_model(folder / "text", own.config, own.state, elements_in(own.storage), kWholeFile,
+                export_of({}, ""));
   const Tensors35 tensors = read_tensors(folder / "text");
   const json text = json::parse(get_file(folder / "text/config.json"));
   const std::string path = folder_of("seeing", seeing(text), in_language_model(tensors));
@@ -251,7 +252,7 @@ TEST_P(Qwen35, EightBitsComeBackFromEveryForm) {
   expect_same_weights(read, Model35(folder / "text"));
   const HfConfigSource source{
       .text = get_file(path + "/config.json"), .where = "config.json", .has_weights = true};
-  save_hf_model(folder / "again", read.config, read.state, read.storage, kWholeFile,
+  save_hf_model(folder / "again", read.config, read.state, elements_in(read.storage), kWholeFile,
                 export_of(source, path));
   EXPECT_EQ(get_file(folder / "again/model.safetensors"),
             get_file(folder / "text/model.safetensors"));
@@ -264,7 +265,7 @@ TEST_P(Qwen35, LayersOfMultiTokenPredictionLoadInEveryForm) {
   const ModelState state = declare_model_state(wanted, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
   number_elements(state, storage);
-  save_hf_model(folder / "mtp", wanted, state, storage, kWholeFile);
+  save_hf_model(folder / "mtp", wanted, state, elements_in(storage), kWholeFile);
   const json text = json::parse(get_file(folder / "mtp/config.json"));
   EXPECT_EQ(text.at("mtp_num_hidden_layers"), 1);
   const Tensors35 tensors = read_tensors(folder / "mtp");

@@ -425,7 +425,8 @@ TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
     const StateStorage storage(state.table);
     const TempFolder folder;
     const std::string message = message_of(ExitStatus::bad_request, [&] {
-      save_hf_model(folder / "model", config, state, storage, /*max_shard_bytes=*/1 << 20);
+      save_hf_model(folder / "model", config, state, elements_in(storage),
+                    /*max_shard_bytes=*/1 << 20);
     });
     expect_phrase(message, field);
     EXPECT_FALSE(path_exists(folder / "model")) << field;
@@ -899,7 +900,7 @@ class HfFolder : public ::testing::TestWithParam<const char*> {};
 TEST_P(HfFolder, ComesBackByteForByte) {
   const TempFolder folder;
   const Loaded model(fixture(GetParam()), DType::f32);
-  save_hf_model(folder / "copy", model.config, model.state, model.storage, kOneFile);
+  save_hf_model(folder / "copy", model.config, model.state, elements_in(model.storage), kOneFile);
   const SafetensorsFolder before = SafetensorsFolder::open(fixture(GetParam()));
   const SafetensorsFolder after = SafetensorsFolder::open(folder / "copy");
   size_t tensors = 0;
@@ -926,7 +927,8 @@ TEST_P(HfFolder, ComesBackFromShards) {
   const TempFolder folder;
   const Loaded model(fixture(GetParam()), DType::f32);
   constexpr uint64_t kShardBytes = 40'000;
-  save_hf_model(folder / "shards", model.config, model.state, model.storage, kShardBytes);
+  save_hf_model(folder / "shards", model.config, model.state, elements_in(model.storage),
+                kShardBytes);
   const SafetensorsFolder shards = SafetensorsFolder::open(folder / "shards");
   EXPECT_GT(shards.files().size(), 3U);
   for (const SafetensorsFile& file : shards.files()) {
@@ -950,10 +952,10 @@ TEST_P(HfFolder, ComesBackFromShards) {
 TEST_P(HfFolder, OfABf16ModelIsBf16) {
   const TempFolder folder;
   const Loaded model(fixture(GetParam()), DType::bf16);
-  save_hf_model(folder / "first", model.config, model.state, model.storage, kOneFile);
+  save_hf_model(folder / "first", model.config, model.state, elements_in(model.storage), kOneFile);
   EXPECT_EQ(hf_folder_dtype(folder / "first"), DType::bf16);
   const Loaded again(folder / "first", DType::bf16);
-  save_hf_model(folder / "second", again.config, again.state, again.storage, kOneFile);
+  save_hf_model(folder / "second", again.config, again.state, elements_in(again.storage), kOneFile);
   EXPECT_EQ(get_file(folder / "first/model.safetensors"),
             get_file(folder / "second/model.safetensors"));
 }
@@ -1095,7 +1097,7 @@ class HfMtpFolder : public ::testing::TestWithParam<MtpFolder> {
     const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
     const StateStorage storage(state.table);
     number_elements(state, storage);
-    save_hf_model(folder / "model", config, state, storage, kOneFile, what);
+    save_hf_model(folder / "model", config, state, elements_in(storage), kOneFile, what);
     return folder / "model";
   }
 
@@ -1121,7 +1123,7 @@ TEST_P(HfMtpFolder, ComesBackByteForByte) {
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
   load_hf_weights(path, config, state, storage);
-  save_hf_model(folder / "copy", config, state, storage, kOneFile);
+  save_hf_model(folder / "copy", config, state, elements_in(storage), kOneFile);
   EXPECT_EQ(get_file(folder / "copy/model.safetensors"), get_file(path + "/model.safetensors"));
   EXPECT_EQ(get_file(folder / "copy/config.json"), get_file(path + "/config.json"));
 }
@@ -1265,7 +1267,7 @@ TEST(HfMtp, CopiesMustBeAlike) {
   config.mtp_num_layers = 1;
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
-  save_hf_model(folder / "model", config, state, storage, kOneFile);
+  save_hf_model(folder / "model", config, state, elements_in(storage), kOneFile);
   const std::string path = folder / "model/model.safetensors";
   std::string file = get_file(path);
   uint64_t length = 0;
@@ -1292,7 +1294,7 @@ TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
   config.mtp_num_layers = 1;
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
-  save_hf_model(folder / "model", config, state, storage, kOneFile,
+  save_hf_model(folder / "model", config, state, elements_in(storage), kOneFile,
                 {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
   const SafetensorsFolder written = SafetensorsFolder::open(folder / "model");
   const std::string prefix = "model.layers." + std::to_string(config.num_layers) + ".";
@@ -1318,7 +1320,7 @@ TEST(HfWeights, AValueThatTheTypeDoesNotHoldIsRefused) {
   const Parameter& embedding = model.state.parameters.front();
   const TensorView values = model.storage.view(embedding.value);
   const auto save = [&](FileDType dtype) {
-    save_hf_model(folder / "out", model.config, model.state, model.storage, kOneFile,
+    save_hf_model(folder / "out", model.config, model.state, elements_in(model.storage), kOneFile,
                   {.dtype = dtype});
   };
   values.as<float>()[5] = 65519;  // rounds to the largest number of f16
@@ -1345,7 +1347,7 @@ TEST(HfMtp, Fp8TakesTheMatricesOfALayerApart) {
     config.mtp_num_layers = 1;
     const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
     const StateStorage storage(state.table);
-    save_hf_model(folder / "model", config, state, storage, kOneFile,
+    save_hf_model(folder / "model", config, state, elements_in(storage), kOneFile,
                   {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
     const SafetensorsFolder written = SafetensorsFolder::open(folder / "model");
     const auto kept = json::parse(hf_quantization_config(config, HfQuantization::fp8_block))
@@ -1373,7 +1375,7 @@ TEST(HfMtp, Fp8TakesTheMatricesOfALayerApart) {
 TEST(HfWeights, Fp8LeavesConvolutionsAlone) {
   const TempFolder folder;
   const Loaded model(fixture("qwen3_next"), DType::f32);
-  save_hf_model(folder / "fp8", model.config, model.state, model.storage, kOneFile,
+  save_hf_model(folder / "fp8", model.config, model.state, elements_in(model.storage), kOneFile,
                 {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
   const SafetensorsFolder written = SafetensorsFolder::open(folder / "fp8");
   const std::string prefix = "model.layers.0.linear_attn.";
@@ -1405,7 +1407,7 @@ TEST(HfMtp, ARepeatedLayerIsOne) {
     const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
     const StateStorage storage(state.table);
     number_elements(state, storage);
-    save_hf_model(folder / "model", config, state, storage, kOneFile);
+    save_hf_model(folder / "model", config, state, elements_in(storage), kOneFile);
     EXPECT_EQ(find_hf_prediction_layers(folder / "model").readable(), 1);
     const StateStorage again(state.table);
     load_hf_weights(folder / "model", config, state, again);
@@ -1478,7 +1480,8 @@ TEST(HfWeights, AFolderIsReadInTheNarrowestTypeThatHoldsIt) {
        {std::pair(FileDType::bf16, DType::bf16), std::pair(FileDType::f16, DType::f32),
         std::pair(FileDType::f32, DType::f32), std::pair(FileDType::f64, DType::f64)}) {
     const std::string copy = folder / std::string(name_of(written));
-    save_hf_model(copy, model.config, model.state, model.storage, kOneFile, {.dtype = written});
+    save_hf_model(copy, model.config, model.state, elements_in(model.storage), kOneFile,
+                  {.dtype = written});
     EXPECT_EQ(hf_folder_dtype(copy), read) << name_of(written);
   }
 }
@@ -1507,7 +1510,7 @@ TEST(HfWeights, EachTensorKeepsTheTypeOfItsFolder) {
     writer.finish();
     put_file(folder / "mixed/config.json", get_file(fixture(name) + "/config.json"));
     const Loaded model(folder / "mixed", hf_folder_dtype(folder / "mixed"));
-    save_hf_model(folder / "again", model.config, model.state, model.storage, kOneFile,
+    save_hf_model(folder / "again", model.config, model.state, elements_in(model.storage), kOneFile,
                   {.dtypes_from = folder / "mixed"});
     EXPECT_EQ(get_file(folder / "again/model.safetensors"),
               get_file(folder / "mixed/model.safetensors"));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <unistd.h>
 
+#include "io/hf_weights.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
 #include "support/errors.h"
@@ -37,6 +38,15 @@ inline void number_elements(const ModelState& state, const StateStorage& storage
     const TensorView view = storage.view(StateId{id});
     for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
   }
+}
+
+// Gives the elements of a state that is in memory.
+inline ElementReader elements_in(const StateStorage& storage) {
+  return [&storage](StateId id, const IndexRange& range) {
+    const TensorView view = storage.view(id);
+    return static_cast<const std::byte*>(view.data) +
+           static_cast<size_t>(range.begin) * size_of(view.dtype);
+  };
 }
 
 }  // namespace troupe::io_test

@@ -768,7 +768,7 @@ TEST(CheckpointWeights, ComeIntoAnotherDtype) {
                                  .path;
     for (const DType to : {DType::f64, DType::f32, DType::bf16}) {
       const StepRun other(config, {.dtype = to, .seed = 2});
-      load_checkpoint_weights(Checkpoint::open(path), from, config, other.state, other.storage);
+      CheckpointWeights(Checkpoint::open(path), from, config).load(other.state, other.storage);
       for (const Parameter& parameter : other.state.parameters) {
         const Parameter& saved = run.state.parameters[parameter.number()];
         const TensorView widest =
@@ -803,8 +803,9 @@ TEST(CheckpointWeights, SayHowManyBytesAreLoaded) {
     const ModelState state = declare_model_state(config, to, /*trained=*/false);
     const StateStorage storage(state.table);
     std::vector<std::pair<uint64_t, uint64_t>> said;
-    load_checkpoint_weights(Checkpoint::open(path), DType::bf16, config, state, storage,
-                            [&](uint64_t done, uint64_t total) { said.emplace_back(done, total); });
+    CheckpointWeights(Checkpoint::open(path), DType::bf16, config)
+        .load(state, storage,
+              [&](uint64_t done, uint64_t total) { said.emplace_back(done, total); });
     uint64_t bytes = 0;
     for (const Parameter& parameter : state.parameters) {
       const bool is_norm = parameter.name.find("norm") != std::string::npos;
@@ -875,7 +876,7 @@ TEST(CheckpointWeights, ThatAreNotFiniteAreNamed) {
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
   const std::string message = refusal(ExitStatus::failed, [&] {
-    load_checkpoint_weights(Checkpoint::open(path), DType::f32, config, state, storage);
+    CheckpointWeights(Checkpoint::open(path), DType::f32, config).load(state, storage);
   });
   expect_part(message, (*run.state.table)[broken.value].name + " is not finite as f32 (element 2");
 }
