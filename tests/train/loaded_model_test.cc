@@ -1,4 +1,4 @@
-// What is taken of a model on disk beside its weights: its tokenizer, and how it was evaluated.
+// What is taken of a model on disk: its weights in parts, its tokenizer, and how it was evaluated.
 #include "train/loaded_model.h"
 
 #include <filesystem>
@@ -6,8 +6,10 @@
 #include <string>
 #include <tuple>
 
+#include "io/file.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "train/weights_in_parts.h"
 
 namespace troupe {
 namespace {
@@ -16,6 +18,18 @@ using testing::expect_phrase;
 using testing::message_of;
 
 const std::string kFolderTokenizers = TROUPE_FIXTURE_DIR "/tokenizers/";
+
+TEST(LoadedWeights, OfAFolderAreTheSameInParts) {
+  int folders = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TROUPE_FIXTURE_DIR "/hf")) {
+    if (!path_exists(join_path(entry.path(), "model.safetensors"))) continue;
+    ++folders;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      expect_same_in_parts(find_model(entry.path(), dtype), dtype);
+    }
+  }
+  EXPECT_GT(folders, 20);
+}
 
 class LoadedTokenizer : public ::testing::Test {
  protected:

@@ -22,6 +22,7 @@
 #include "support/adamw_state.h"
 #include "train/run_saver.h"
 #include "train/train_test_support.h"
+#include "train/weights_in_parts.h"
 
 namespace troupe {
 namespace {
@@ -786,6 +787,24 @@ TEST(CheckpointWeights, ComeIntoAnotherDtype) {
         if (parameter.master.valid()) expect_from(other.storage.view(parameter.master), widest);
       }
     }
+  }
+}
+
+TEST(CheckpointWeights, AreTheSameInParts) {
+  const ModelConfig config = saved_model();
+  for (const DType from : {DType::f32, DType::bf16}) {
+    const TempFolder folder;
+    StepRun run(config, {.dtype = from});
+    run.update(1);
+    const std::string path = save_training_checkpoint(folder.path(), identity_of(config, from),
+                                                      kPosition, run.state, run.storage)
+                                 .path;
+    SavedModel model;
+    model.config = config;
+    model.compute_dtype = from;
+    model.path = path;
+    model.from_checkpoint = true;
+    for (const DType to : {DType::f32, DType::bf16}) expect_same_in_parts(model, to);
   }
 }
 
