@@ -51,6 +51,7 @@ std::vector<LayoutCase> skip_cases() {
                    .modules = {&kCoreAttentionModule, &kNormModule}};
     c.offload = {.modules = {&kQkvModule, &kCoreAttentionModule, &kExpertFc1Module},
                  .least_elements = 1};
+    c.stash = {.factor = 8, .page_bytes = 256};
     configure(c);
     c.overlap.multiprocessors = 8;
     all.push_back(c);
@@ -122,7 +123,7 @@ TEST(PassPipeline, IsWatchedPassByPass) {
     EXPECT_EQ(records.back().ops_after, program->op_count());
   }
   EXPECT_EQ(adds, (std::set<PassId>{PassId::messages, PassId::precision, PassId::recompute,
-                                    PassId::offload}));
+                                    PassId::offload, PassId::stash}));
   // What came after an operation that was replaced.
   moves.erase(PassId::messages);
   moves.erase(PassId::precision);
