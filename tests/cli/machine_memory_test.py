@@ -39,6 +39,7 @@ What makes the 20.51 MiB of rank 0 smaller, one by one (docs/memory.md):
      17.64 MiB  --recompute-granularity full --recompute-method uniform
                 --recompute-num-layers 1
      18.09 MiB  --moe-expert-rank-capacity-factor 1.5
+     18.64 MiB  --moe-paged-stash
      18.96 MiB  --use-distributed-optimizer
      11.14 MiB  --ranks 8 --use-megatron-fsdp (on as many machines of this size)
 """}
