@@ -27,7 +27,8 @@ void append(std::string& bytes, const T* values, size_t count) {
 template <class T>
 void take(std::string_view& bytes, T* values, size_t count) {
   TROUPE_CHECK(bytes.size() >= count * sizeof(T), "the times of a program, as they were sent");
-  std::memcpy(static_cast<void*>(values), bytes.data(), count * sizeof(T));
+  // An empty list may have no memory.
+  if (count > 0) std::memcpy(static_cast<void*>(values), bytes.data(), count * sizeof(T));
   bytes.remove_prefix(count * sizeof(T));
 }
 
