@@ -6,13 +6,13 @@ Usage: convert_memory_test.py TROUPE SOURCE
 import json
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(sys.argv[2]) / "tests" / "support"))
 from program_runs import CONFIG, HERE, command, main, run, write_config  # noqa: E402
+from safetensors_files import write_zeros  # noqa: E402
 
 MIB = 1 << 20
 WIDTH, EXPERTS, LAYERS = 512, 4, 10
@@ -45,17 +45,7 @@ def write_large_model(folder):
             layer + "mlp.gate.weight": [EXPERTS, WIDTH]}
         tensors |= {f"{layer}mlp.experts.{expert}.{name}_proj.weight": [WIDTH, WIDTH]
                     for expert in range(EXPERTS) for name in ("gate", "up", "down")}
-    header, offset = {}, 0
-    for name, shape in tensors.items():
-        size = 4
-        for extent in shape:
-            size *= extent
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + offset)
+    write_zeros(folder / "model.safetensors", tensors)
 
 
 class ConvertMemory(unittest.TestCase):

@@ -12,7 +12,6 @@ import pathlib
 import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from program_runs import (CONFIG, HERE, command, main, metrics, run,  # noqa: E402
                           write_config, write_corpus)
+from safetensors_files import write_zeros  # noqa: E402
 from terminal import Screen, Terminal  # noqa: E402
 
 STEPS = 120
@@ -233,17 +233,7 @@ def write_large_model(folder):
         layer + "self_attn.v_proj.weight": [16, 256], layer + "self_attn.o_proj.weight": [256, 32],
         layer + "self_attn.q_norm.weight": [8], layer + "self_attn.k_norm.weight": [8],
         layer + "mlp.gate.weight": [4, 256]} | expert
-    header, offset = {}, 0
-    for name, shape in tensors.items():
-        size = 4
-        for extent in shape:
-            size *= extent
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + offset)
+    write_zeros(folder / "model.safetensors", tensors)
 
 
 class WithoutATerminalTest(unittest.TestCase):

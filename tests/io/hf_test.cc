@@ -1101,6 +1101,16 @@ class HfMtpFolder : public ::testing::TestWithParam<MtpFolder> {
     return folder / "model";
   }
 
+  // Of the tensors of the model without such layers, sorted.
+  std::vector<std::string> names_of_others() const {
+    ModelConfig without = config;
+    without.mtp_num_layers = 0;
+    std::vector<std::string> names;
+    for (const HfTensor& tensor : hf_tensors(without)) names.push_back(tensor.name);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
   std::string name_of_tensor(std::string name) const {
     const size_t at = name.find("{}");
     return at == std::string::npos ? name : name.replace(at, 2, std::to_string(config.num_layers));
@@ -1145,10 +1155,7 @@ TEST_P(HfMtpFolder, IsAlsoAModelWithoutThem) {
 // None of them can be missing unnoticed: each is named, and copies alone may be left out.
 TEST_P(HfMtpFolder, NamesTheOneThatIsMissing) {
   const std::string path = write();
-  ModelConfig without = config;
-  without.mtp_num_layers = 0;
-  std::vector<std::string> others;
-  for (const HfTensor& tensor : hf_tensors(without)) others.push_back(tensor.name);
+  const std::vector<std::string> others = names_of_others();
   const SafetensorsFolder whole = SafetensorsFolder::open(path);
   EXPECT_EQ(find_hf_prediction_layers(path).missing, "");
   size_t theirs = 0;
@@ -1167,10 +1174,7 @@ TEST_P(HfMtpFolder, NamesTheOneThatIsMissing) {
 // As some are published: announced, and not there.
 TEST_P(HfMtpFolder, MayHaveNoneOfThem) {
   const std::string path = write();
-  ModelConfig without = config;
-  without.mtp_num_layers = 0;
-  std::vector<std::string> others;
-  for (const HfTensor& tensor : hf_tensors(without)) others.push_back(tensor.name);
+  const std::vector<std::string> others = names_of_others();
   copy_folder(path, folder / "none", [&](const std::string& name) {
     return std::binary_search(others.begin(), others.end(), name);
   });
