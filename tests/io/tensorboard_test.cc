@@ -2,104 +2,21 @@
 #include "io/tensorboard.h"
 
 #include <bit>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "io/io_test_support.h"
+#include "support/event_file.h"
 
 namespace troupe {
 namespace {
 
 using namespace io_test;
-
-uint32_t crc32c_bit_by_bit(const std::string& data) {
-  uint32_t crc = ~0U;
-  for (const char c : data) {
-    crc ^= static_cast<uint8_t>(c);
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78U : 0U);
-  }
-  return ~crc;
-}
-
-// crc rotated right by 15 bits, plus a constant (tensorflow/core/lib/hash/crc32c.h).
-uint32_t mask(uint32_t crc) {
-  return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
-}
-
-template <class T>
-T number_at(const std::string& bytes, size_t at) {
-  T value{};
-  std::memcpy(&value, bytes.data() + at, sizeof value);
-  return value;
-}
-
-std::vector<std::string> records(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string all((std::istreambuf_iterator<char>(file)), {});
-  std::vector<std::string> found;
-  size_t at = 0;
-  while (at < all.size()) {
-    const auto length = number_at<uint64_t>(all, at);
-    EXPECT_EQ(number_at<uint32_t>(all, at + 8), mask(crc32c_bit_by_bit(all.substr(at, 8))));
-    if (at + 16 + length > all.size()) {
-      ADD_FAILURE() << "a record reaches beyond the end";
-      return found;
-    }
-    found.push_back(all.substr(at + 12, length));
-    EXPECT_EQ(number_at<uint32_t>(all, at + 12 + length), mask(crc32c_bit_by_bit(found.back())));
-    at += 16 + length;
-  }
-  return found;
-}
-
-// The fields of a protobuf message: numbers as such, everything else as its bytes.
-struct Message {
-  std::map<uint32_t, std::vector<uint64_t>> numbers;
-  std::map<uint32_t, std::vector<std::string>> bytes;
-
-  explicit Message(const std::string& text) {
-    size_t at = 0;
-    const auto varint = [&] {
-      uint64_t value = 0;
-      for (int shift = 0;; shift += 7) {
-        const auto byte = static_cast<uint8_t>(text.at(at++));
-        value |= uint64_t{byte & 0x7fU} << shift;
-        if ((byte & 0x80) == 0) return value;
-      }
-    };
-    while (at < text.size()) {
-      const uint64_t key = varint();
-      const auto field = static_cast<uint32_t>(key >> 3);
-      switch (key & 7) {
-        case 0:
-          numbers[field].push_back(varint());
-          break;
-        case 1:
-          numbers[field].push_back(number_at<uint64_t>(text, at));
-          at += 8;
-          break;
-        case 2: {
-          const uint64_t size = varint();
-          bytes[field].push_back(text.substr(at, size));
-          at += size;
-          break;
-        }
-        case 5:
-          numbers[field].push_back(number_at<uint32_t>(text, at));
-          at += 4;
-          break;
-        default:
-          ADD_FAILURE() << "wire type " << (key & 7);
-          return;
-      }
-    }
-  }
-};
+using testing::crc32c_bit_by_bit;
+using testing::event_records;
+using testing::mask_crc;
+using testing::Message;
 
 TEST(Crc32c, KnownValues) {
   // RFC 3720, appendix B.4.
@@ -107,7 +24,7 @@ TEST(Crc32c, KnownValues) {
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43U);
   EXPECT_EQ(crc32c("123456789"), 0xe3069283U);
   EXPECT_EQ(crc32c(""), 0U);
-  EXPECT_EQ(masked_crc32c("123456789"), mask(0xe3069283U));
+  EXPECT_EQ(masked_crc32c("123456789"), mask_crc(0xe3069283U));
 }
 
 TEST(Tensorboard, EventsReadBack) {
@@ -120,10 +37,10 @@ TEST(Tensorboard, EventsReadBack) {
     writer.write(7, first);
     const std::vector<TensorboardWriter::Scalar> second = {{"lm loss", 1e-3}};
     writer.write(3'000'000'000, second);
-    EXPECT_EQ(records(path).size(), 3U) << "records are there at once";
+    EXPECT_EQ(event_records(path).size(), 3U) << "records are there at once";
   }
   EXPECT_NE(path.find("events.out.tfevents."), std::string::npos);
-  const std::vector<std::string> found = records(path);
+  const std::vector<std::string> found = event_records(path);
   ASSERT_EQ(found.size(), 3U);
 
   const Message version(found[0]);
@@ -155,7 +72,7 @@ TEST(Tensorboard, NumbersOfEveryLengthReadBack) {
     const std::vector<TensorboardWriter::Scalar> scalars = {{tag, 1}};
     writer.write(static_cast<int64_t>(step), scalars);
   }
-  const std::vector<std::string> found = records(writer.path());
+  const std::vector<std::string> found = event_records(writer.path());
   ASSERT_EQ(found.size(), steps.size() + 1);
   for (size_t i = 0; i < steps.size(); ++i) {
     const Message event(found[i + 1]);
@@ -170,8 +87,8 @@ TEST(Tensorboard, GoingOnHidesLaterSteps) {
   const TensorboardWriter first(folder.path(), 0);
   const TensorboardWriter second(folder.path(), 41);
   EXPECT_NE(first.path(), second.path());
-  EXPECT_EQ(records(first.path()).size(), 1U);
-  const std::vector<std::string> found = records(second.path());
+  EXPECT_EQ(event_records(first.path()).size(), 1U);
+  const std::vector<std::string> found = event_records(second.path());
   ASSERT_EQ(found.size(), 2U);
   const Message start(found[1]);
   EXPECT_EQ(start.numbers.at(2), (std::vector<uint64_t>{41}));

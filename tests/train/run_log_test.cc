@@ -2,8 +2,8 @@
 #include "train/run_log.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "support/event_file.h"
 #include "support/files.h"
 #include "support/full_disk.h"
 
@@ -87,17 +88,19 @@ TEST(RunLog, WarnsOnceOfCurvesThatCannotBeWritten) {
   EXPECT_EQ(said.find(kWarning), said.rfind(kWarning)) << said;
 }
 
-// Tags and values of an event file, in their order: of each a message with the tag and a float.
+// Tags and values of a folder's event file, in their order.
 std::string curves_of(const std::string& folder) {
   std::string text;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string bytes = testing::get_file(entry.path().string());
-    for (size_t at = 0; at + 2 < bytes.size(); ++at) {
-      const size_t end = at + 2 + static_cast<unsigned char>(bytes[at + 1]);
-      if (bytes[at] != 0x0a || end + 5 > bytes.size() || bytes[end] != 0x15) continue;
-      float value = 0;
-      std::memcpy(&value, bytes.data() + end + 1, sizeof(value));
-      text += fmt::format("{}={:g}; ", bytes.substr(at + 2, end - at - 2), value);
+    for (const std::string& bytes : testing::event_records(entry.path().string())) {
+      const testing::Message event(bytes);
+      if (event.bytes.count(5) == 0) continue;  // no scalars
+      const testing::Message summary(event.bytes.at(5).at(0));
+      for (const std::string& each : summary.bytes.at(1)) {
+        const testing::Message scalar(each);
+        const auto value = static_cast<uint32_t>(scalar.numbers.at(2).at(0));
+        text += fmt::format("{}={:g}; ", scalar.bytes.at(1).at(0), std::bit_cast<float>(value));
+      }
     }
   }
   return text;
