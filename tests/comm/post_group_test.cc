@@ -219,6 +219,11 @@ struct Heard {
   int32_t index = -1;
 };
 
+void wait_for_message(const Socket& wire) {
+  pollfd message{.fd = wire.descriptor(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&message, 1, 30'000), 1);
+}
+
 // The messages that have come from the group.
 std::vector<Heard> heard(const Socket& wire) {
   std::string bytes(size_t{1} << 16, '\0');
@@ -316,8 +321,7 @@ TEST(PostGroup, AnswersInTheBackground) {
   const auto [post, wire] = post_on_wire(0);
   PostGroup group(*post, std::chrono::seconds(60), {});
   say(wire, {{.kind = Kind::asks}});
-  pollfd answer = {.fd = wire.descriptor(), .events = POLLIN, .revents = 0};
-  ASSERT_EQ(poll(&answer, 1, 30'000), 1);
+  wait_for_message(wire);
   const std::vector<Heard> messages = heard(wire);
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_EQ(messages[0].kind, Kind::answers);
@@ -412,6 +416,7 @@ TEST(PostProcesses, FinishOnceAllHaveEnded) {
   say(wire, {{.kind = Kind::ended, .number = ~uint64_t{0}}});
   std::vector<Heard> messages;
   std::thread other([&messages, &wire = wire] {
+    wait_for_message(wire);
     messages = heard(wire);
     shutdown(wire.descriptor(), SHUT_WR);
   });
