@@ -1,16 +1,17 @@
-// Element types of tensors, and bfloat16 arithmetic with correct rounding.
+// Element types of tensors, and conversions to the narrow ones with correct rounding.
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace troupe {
 
 // f8e4m3 and f8e5m2 are types of storage only: their numbers belong to a scale, and nothing
 // computes in them.
-enum class DType : uint8_t { f64, f32, bf16, f8e4m3, f8e5m2, i64, i32, u8 };
+enum class DType : uint8_t { f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, u8 };
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
@@ -21,6 +22,7 @@ constexpr size_t size_of(DType dtype) {
     case DType::i32:
       return 4;
     case DType::bf16:
+    case DType::f16:
       return 2;
     case DType::f8e4m3:
     case DType::f8e5m2:
@@ -38,6 +40,8 @@ constexpr std::string_view name_of(DType dtype) {
       return "f32";
     case DType::bf16:
       return "bf16";
+    case DType::f16:
+      return "f16";
     case DType::f8e4m3:
       return "f8e4m3";
     case DType::f8e5m2:
@@ -54,7 +58,12 @@ constexpr std::string_view name_of(DType dtype) {
 
 // Those that operations compute in.
 constexpr bool is_float(DType dtype) {
-  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16;
+  return size_of(dtype) > 1 && dtype != DType::i64 && dtype != DType::i32;
+}
+
+// Those of two bytes: sums are f32, and so are the master weights of parameters.
+constexpr bool is_half(DType dtype) {
+  return dtype == DType::bf16 || dtype == DType::f16;
 }
 
 // Codes of numbers in 8 bits.
@@ -62,7 +71,7 @@ constexpr bool is_f8(DType dtype) {
   return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
 }
 
-// Sums of values of this type are kept in this type: f64 for f64, f32 for f32 and bf16.
+// Sums of values of this type are kept in this type: f64 for f64, f32 for f32, bf16 and f16.
 constexpr DType accumulation_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
@@ -86,11 +95,11 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// The code of the number nearest to `value` in an 8-bit format, ties to the even code. What is too
-// large, infinity with it, becomes the largest number; NaN becomes `nan`. `largest` and `nan` are
-// codes without a sign.
-template <int kMantissaBits, int kBias>
-constexpr uint8_t nearest_f8(float value, uint32_t largest, uint32_t nan) {
+// The code of the number nearest to `value` in a format of at most 16 bits, ties to the even code.
+// What is too large, infinity with it, becomes `largest`, the last number or infinity; NaN becomes
+// `nan`. Both are codes without a sign.
+template <class Code, int kMantissaBits, int kBias>
+constexpr Code nearest_code(float value, uint32_t largest, uint32_t nan) {
   constexpr int kDropped = 23 - kMantissaBits;
   constexpr uint32_t kSmallestNormal = static_cast<uint32_t>(128 - kBias) << 23;  // 2^(1 - bias)
   // Codes without an exponent count in steps of 2^(1 - bias - mantissa bits); a float that large
@@ -103,15 +112,36 @@ constexpr uint8_t nearest_f8(float value, uint32_t largest, uint32_t nan) {
   if (magnitude > 0x7f800000U) {
     code = nan;
   } else if (magnitude < kSmallestNormal) {
-    code = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kOneStep) & 0xffU;
+    code = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kOneStep) & 0x7fffU;
   } else {
     const uint32_t even = magnitude >> kDropped & 1U;
     code = ((magnitude + (1U << (kDropped - 1)) - 1U + even) >> kDropped) -
            (static_cast<uint32_t>(127 - kBias) << kMantissaBits);
     if (code > largest) code = largest;
   }
-  return static_cast<uint8_t>(code | (word >> 24 & 0x80U));
+  constexpr int kSign = 8 * sizeof(Code) - 1;
+  return static_cast<Code>(code | word >> 31 << kSign);
 }
+
+// IEEE half precision: 5 bits of exponent, 10 of mantissa; largest number 65504, smallest 2^-24.
+// Conversion from float rounds to nearest, ties to even; what rounds to more than 65504 becomes
+// infinite. Conversion to float is exact.
+struct f16 {
+  uint16_t bits = 0;
+
+  f16() = default;
+  explicit f16(float value) : bits(nearest_code<uint16_t, 10, 15>(value, 0x7c00U, 0x7e00U)) {}
+  explicit f16(double value) : f16(static_cast<float>(value)) {}
+  operator float() const {
+    const uint32_t magnitude = bits & 0x7fffU;
+    // As of the 8-bit formats below; the biases differ by 112.
+    const uint32_t special = magnitude >= 0x7c00U ? 0x7f800000U : 0U;
+    const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | special |
+                                static_cast<uint32_t>(bits & 0x8000U) << 16);
+  }
+};
+static_assert(sizeof(f16) == 2);
 
 // A code of the 8-bit format with 4 bits of exponent and 3 of mantissa (Micikevicius et al., "FP8
 // formats for deep learning", 2022): bias 7, largest number 448, smallest 2^-9, no infinity, NaN
@@ -122,7 +152,9 @@ struct f8e4m3 {
 
   uint8_t bits = 0;
 
-  static constexpr f8e4m3 nearest(float value) { return {nearest_f8<3, 7>(value, 0x7eU, 0x7fU)}; }
+  static constexpr f8e4m3 nearest(float value) {
+    return {nearest_code<uint8_t, 3, 7>(value, 0x7eU, 0x7fU)};
+  }
   constexpr operator float() const {
     const uint32_t magnitude = bits & 0x7fU;
     // The code's exponent and mantissa stand in a float's place; their biases differ by 120. A code
@@ -143,7 +175,9 @@ struct f8e5m2 {
 
   uint8_t bits = 0;
 
-  static constexpr f8e5m2 nearest(float value) { return {nearest_f8<2, 15>(value, 0x7bU, 0x7fU)}; }
+  static constexpr f8e5m2 nearest(float value) {
+    return {nearest_code<uint8_t, 2, 15>(value, 0x7bU, 0x7fU)};
+  }
   constexpr operator float() const {
     const uint32_t magnitude = bits & 0x7fU;
     // As above; the biases differ by 112.
@@ -156,52 +190,20 @@ struct f8e5m2 {
 static_assert(sizeof(f8e5m2) == 1);
 
 template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct DTypeOf<bf16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct DTypeOf<f8e4m3> {
-  static constexpr DType value = DType::f8e4m3;
-};
-template <>
-struct DTypeOf<f8e5m2> {
-  static constexpr DType value = DType::f8e5m2;
-};
-template <>
-struct DTypeOf<int64_t> {
-  static constexpr DType value = DType::i64;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::i32;
-};
-template <>
-struct DTypeOf<uint8_t> {
-  static constexpr DType value = DType::u8;
-};
-template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+inline constexpr DType dtype_of = [] {
+  if constexpr (std::is_same_v<T, double>) return DType::f64;
+  if constexpr (std::is_same_v<T, float>) return DType::f32;
+  if constexpr (std::is_same_v<T, bf16>) return DType::bf16;
+  if constexpr (std::is_same_v<T, f16>) return DType::f16;
+  if constexpr (std::is_same_v<T, f8e4m3>) return DType::f8e4m3;
+  if constexpr (std::is_same_v<T, f8e5m2>) return DType::f8e5m2;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::i32;
+  if constexpr (std::is_same_v<T, uint8_t>) return DType::u8;
+}();
 
 // The C++ type in which sums over T are kept (see accumulation_dtype).
 template <class T>
-struct AccumulationType {
-  using type = float;
-};
-template <>
-struct AccumulationType<double> {
-  using type = double;
-};
-template <class T>
-using accumulation_t = typename AccumulationType<T>::type;
+using accumulation_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 }  // namespace troupe

@@ -56,6 +56,8 @@ void with_sum_types(DType dtype, const Body& body) {
       return body.template operator()<float, float>();
     case DType::bf16:
       return body.template operator()<bf16, float>();
+    case DType::f16:
+      return body.template operator()<f16, float>();
     case DType::i32:
       return body.template operator()<int32_t, int32_t>();
     default:

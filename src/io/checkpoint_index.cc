@@ -25,8 +25,8 @@ constexpr int kMaxDepth = 64;
 
 constexpr CheckpointRole kRoles[] = {CheckpointRole::parameter, CheckpointRole::optimizer,
                                      CheckpointRole::state};
-constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f8e4m3,
-                             DType::i64, DType::i32, DType::u8};
+constexpr DType kDTypes[] = {DType::f64,    DType::f32, DType::bf16, DType::f16,
+                             DType::f8e4m3, DType::i64, DType::i32,  DType::u8};
 
 // Reads fields of one JSON object, with messages that say where.
 class IndexFields {

@@ -11,10 +11,6 @@
 namespace troupe {
 namespace {
 
-struct Half {
-  uint16_t bits;
-};
-
 // Rounded "to odd": towards zero, with the last bit set when anything was lost. A float has at
 // least two more bits than the narrower types, so a second rounding then sees on which side of a
 // tie the double lies and its result is that of one rounding (Boldo and Melquiond, 2005).
@@ -30,13 +26,11 @@ template <class From, class To>
 To convert_one(From value) {
   if constexpr (std::is_same_v<From, To>) {
     return value;
-  } else if constexpr (std::is_same_v<From, Half>) {
-    return To(half_to_float(value.bits));
   } else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, bf16>) {
     return double_to_bf16(value);
-  } else if constexpr (std::is_same_v<To, Half>) {
-    return {float_to_half(rounded_to_odd(static_cast<double>(value)))};
-  } else if constexpr (std::is_same_v<From, bf16>) {
+  } else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, f16>) {
+    return f16(rounded_to_odd(value));
+  } else if constexpr (std::is_same_v<From, bf16> || std::is_same_v<From, f16>) {
     return To(static_cast<float>(value));
   } else {
     return To(value);
@@ -66,7 +60,7 @@ void convert_from(const void* source, FileDType to, void* target, int64_t count)
     case FileDType::bf16:
       return convert_all<From, bf16>(source, target, count);
     case FileDType::f16:
-      return convert_all<From, Half>(source, target, count);
+      return convert_all<From, f16>(source, target, count);
     case FileDType::f8e4m3:
     case FileDType::i64:
     case FileDType::i32:
@@ -99,7 +93,7 @@ int64_t first_with_exponent(const void* data, int64_t count) {
 }
 
 bool is_float(FileDType dtype) {
-  return dtype == FileDType::f16 || is_float(*to_dtype(dtype));
+  return is_float(to_dtype(dtype));
 }
 
 }  // namespace
@@ -131,42 +125,8 @@ int64_t first_not_finite(FileDType dtype, const void* data, int64_t count) {
   TROUPE_CHECK(false, "not a floating-point type");
 }
 
-float half_to_float(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1fU;
-  const uint32_t mantissa = bits & 0x3ffU;
-  if (exponent == 0) {
-    // Zero and subnormal numbers: mantissa * 2^-24, a normal float.
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
-  }
-  const uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;
-  return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
-}
-
 int64_t first_not_finite(DType dtype, const void* data, int64_t count) {
   return first_not_finite(to_file_dtype(dtype), data, count);
-}
-
-uint16_t float_to_half(float value) {
-  constexpr uint32_t kInfinity = 0x7f80'0000U;
-  constexpr uint32_t kTooLarge = 0x477f'f000U;     // 65520: rounds to infinity
-  constexpr uint32_t kLeastNormal = 0x3880'0000U;  // 2^-14
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
-  const uint32_t magnitude = bits & 0x7fff'ffffU;
-  uint32_t half = 0;
-  if (magnitude > kInfinity) {
-    half = 0x7e00U;
-  } else if (magnitude >= kTooLarge) {
-    half = 0x7c00U;
-  } else if (magnitude < kLeastNormal) {
-    half = static_cast<uint32_t>(std::lrint(std::bit_cast<float>(magnitude) * 0x1p24F));
-  } else {
-    const uint32_t to_even = (magnitude >> 13) & 1U;
-    half = ((magnitude + 0xfffU + to_even) >> 13) - (112U << 10);
-  }
-  return static_cast<uint16_t>(sign | half);
 }
 
 bf16 double_to_bf16(double value) {
@@ -195,7 +155,7 @@ void convert_elements(FileDType from, const void* source, FileDType to, void* ta
     case FileDType::bf16:
       return convert_from<bf16>(source, to, target, count);
     case FileDType::f16:
-      return convert_from<Half>(source, to, target, count);
+      return convert_from<f16>(source, to, target, count);
     case FileDType::f8e4m3:
     case FileDType::i64:
     case FileDType::i32:

@@ -30,12 +30,6 @@ void convert_elements(FileDType from, const void* source, DType to, void* target
 int64_t first_not_finite(FileDType dtype, const void* data, int64_t count);
 int64_t first_not_finite(DType dtype, const void* data, int64_t count);
 
-// One IEEE half precision number, given by its bits; exact.
-float half_to_float(uint16_t bits);
-
-// The bits of the nearest half precision number, ties to even.
-uint16_t float_to_half(float value);
-
 // Correct rounding of a double in one step.
 bf16 double_to_bf16(double value);
 

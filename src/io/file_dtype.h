@@ -1,10 +1,8 @@
-// Element types as they occur in safetensors files: those of DType, and F16, which Troupe reads and
-// writes but never computes in.
+// Element types as they occur in safetensors files: those of DType that are kept beyond a step.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 
 #include "base/dtype.h"
@@ -66,6 +64,8 @@ constexpr FileDType to_file_dtype(DType dtype) {
       return FileDType::f32;
     case DType::bf16:
       return FileDType::bf16;
+    case DType::f16:
+      return FileDType::f16;
     case DType::f8e4m3:
       return FileDType::f8e4m3;
     case DType::f8e5m2:  // only of values within a step
@@ -80,8 +80,8 @@ constexpr FileDType to_file_dtype(DType dtype) {
   return FileDType::u8;
 }
 
-// The same type in memory; empty for F16, which must be converted (convert_dtype.h).
-constexpr std::optional<DType> to_dtype(FileDType dtype) {
+// The same type in memory.
+constexpr DType to_dtype(FileDType dtype) {
   switch (dtype) {
     case FileDType::f64:
       return DType::f64;
@@ -90,7 +90,7 @@ constexpr std::optional<DType> to_dtype(FileDType dtype) {
     case FileDType::bf16:
       return DType::bf16;
     case FileDType::f16:
-      return std::nullopt;
+      return DType::f16;
     case FileDType::f8e4m3:
       return DType::f8e4m3;
     case FileDType::i64:
@@ -100,7 +100,7 @@ constexpr std::optional<DType> to_dtype(FileDType dtype) {
     case FileDType::u8:
       return DType::u8;
   }
-  return std::nullopt;
+  return DType::u8;
 }
 
 }  // namespace troupe

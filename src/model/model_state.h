@@ -39,7 +39,7 @@ struct Parameter : ParameterSpec {
   // nothing of it when the model is not trained, or the shard is empty.
   std::vector<OptimizerTensor> optimizer;
   OptimizedParameter optimized;  // as the optimizer sees it
-  StateId master;                // only when `value` is bf16
+  StateId master;                // only when `value` is bf16 or f16
   // Ranks read codes of it alone (RunLayout::weight_codes). With masters, `value` is not stored.
   bool is_in_codes = false;
   // f32 [experts of this rank, or 1; 3; steps], where the run keeps histories of largest elements

@@ -45,7 +45,7 @@ using AddOptimizerState =
     std::function<StateId(const std::string& prefix, DType dtype, const Shape& shape)>;
 
 // One parameter's values of a program. Master weights are there exactly where the parameter is
-// bf16: they are then what is updated, and the parameter may not be there at all.
+// bf16 or f16: they are then what is updated, and the parameter may not be there at all.
 struct ParameterUpdate {
   OptimizedParameter what;
   ValueId parameter;

@@ -61,31 +61,37 @@ TEST(ConvertDtype, DoublesOfAllMagnitudesMatchTheDefinitionOfRounding) {
   }
 }
 
+float as_float(uint16_t bits) {
+  f16 half;
+  half.bits = bits;
+  return half;
+}
+
 // Every half, and what lies between it and the next one.
 TEST(ConvertDtype, FloatsRoundToTheNearestHalf) {
   constexpr uint16_t kInfinity = 0x7c00;
   for (uint16_t bits = 0; bits < kInfinity; ++bits) {
-    const float value = half_to_float(bits);
-    ASSERT_EQ(float_to_half(value), bits);
-    ASSERT_EQ(float_to_half(-value), bits | 0x8000);
+    const float value = as_float(bits);
+    ASSERT_EQ(f16(value).bits, bits);
+    ASSERT_EQ(f16(-value).bits, bits | 0x8000);
     const auto next = static_cast<uint16_t>(bits + 1);
     // Beyond the largest half the tie is where the next one would be.
-    const float above = next == kInfinity ? 65536.0F : half_to_float(next);
+    const float above = next == kInfinity ? 65536.0F : as_float(next);
     const float tie = (value + above) / 2;  // exact: floats have 13 more bits
     const uint16_t even = bits % 2 == 0 ? bits : next;
-    ASSERT_EQ(float_to_half(tie), even);
-    ASSERT_EQ(float_to_half(std::nextafter(tie, 0.0F)), bits);
-    ASSERT_EQ(float_to_half(std::nextafter(tie, 1e9F)), next);
+    ASSERT_EQ(f16(tie).bits, even);
+    ASSERT_EQ(f16(std::nextafter(tie, 0.0F)).bits, bits);
+    ASSERT_EQ(f16(std::nextafter(tie, 1e9F)).bits, next);
   }
-  EXPECT_EQ(float_to_half(std::numeric_limits<float>::infinity()), kInfinity);
-  EXPECT_EQ(float_to_half(-1e30F), 0x8000 | kInfinity);
-  EXPECT_TRUE(std::isnan(half_to_float(float_to_half(std::nanf("")))));
-  EXPECT_EQ(float_to_half(1e-30F), 0);
+  EXPECT_EQ(f16(std::numeric_limits<float>::infinity()).bits, kInfinity);
+  EXPECT_EQ(f16(-1e30F).bits, 0x8000 | kInfinity);
+  EXPECT_TRUE(std::isnan(static_cast<float>(f16(std::nanf("")))));
+  EXPECT_EQ(f16(1e-30F).bits, 0);
   // A double in one rounding: just above a tie that a float would fall on.
   const double above_tie = 1.0 + 0x1p-11 + 0x1p-40;
   uint16_t half = 0;
   convert_elements(FileDType::f64, &above_tie, FileDType::f16, &half, 1);
-  EXPECT_EQ(half_to_float(half), 1.0F + 0x1p-10F);
+  EXPECT_EQ(as_float(half), 1.0F + 0x1p-10F);
 }
 
 TEST(ConvertDtype, SpecialValuesSurvive) {
@@ -101,7 +107,7 @@ TEST(ConvertDtype, EveryHalfIsExact) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const uint32_t exponent = bits >> 10 & 31;
     const uint32_t mantissa = bits & 1023;
-    const float value = half_to_float(static_cast<uint16_t>(bits));
+    const float value = as_float(static_cast<uint16_t>(bits));
     ASSERT_EQ(std::signbit(value), bits >= 0x8000) << bits;
     if (exponent == 31) {
       ASSERT_EQ(std::isnan(value), mantissa != 0) << bits;
@@ -118,12 +124,12 @@ TEST(ConvertDtype, EveryHalfIsExact) {
 
 TEST(ConvertDtype, BuffersOfEveryPairOfFloatTypes) {
   const std::vector<double> values = {0.0, 1.5, -2.0, 0.0078125, 240.0, -1e-3};
-  const FileDType sources[] = {FileDType::f64, FileDType::f32, FileDType::bf16};
-  const DType targets[] = {DType::f64, DType::f32, DType::bf16};
+  const FileDType sources[] = {FileDType::f64, FileDType::f32, FileDType::bf16, FileDType::f16};
+  const DType targets[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
   for (const FileDType from : sources) {
     // Odd addresses: files guarantee no alignment.
     std::vector<unsigned char> source(values.size() * size_of(from) + 1);
-    convert_elements(FileDType::f64, values.data(), *to_dtype(from), source.data() + 1,
+    convert_elements(FileDType::f64, values.data(), to_dtype(from), source.data() + 1,
                      static_cast<int64_t>(values.size()));
     for (const DType to : targets) {
       std::vector<unsigned char> target(values.size() * size_of(to) + 1);

@@ -132,7 +132,7 @@ TEST(RmsNorm, GradientOfASumIsRoundedOnce) {
                        sample.builder().emit(kRmsNormGradient, Attributes(RmsNormAttributes{}),
                                              {dy, s, gamma, rstd, d_s}, "dx")[0]);
                  }},
-                {.dtype = DType::bf16, .backward = false, .round_to_bf16 = true});
+                {.dtype = DType::bf16, .backward = false, .rounded_to = DType::bf16});
   run.run();
   const auto in = [&](size_t input, size_t i) -> double {
     return bf16(run.inputs()[input].data[i]);

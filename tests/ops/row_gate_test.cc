@@ -34,7 +34,7 @@ TEST(RowGate, AgreesWithTheFormulas) {
   for (const Accuracy& accuracy :
        {Accuracy{DType::f64, 1e-14, 1e-12}, Accuracy{DType::f32, 2e-6, 2e-5},
         Accuracy{DType::bf16, 8e-3, 2e-4}}) {
-    SampleRun run(sample, {.dtype = accuracy.dtype, .backward = false, .round_to_bf16 = true});
+    SampleRun run(sample, {.dtype = accuracy.dtype, .backward = false, .rounded_to = DType::bf16});
     run.run();
     const auto results = run.results();
     const auto number = [&](size_t input, size_t i) {

@@ -19,6 +19,11 @@ void store(void* data, int64_t i, double value) {
   static_cast<T*>(data)[i] = static_cast<T>(value);
 }
 
+double rounded(double value, std::optional<DType> dtype) {
+  if (!dtype) return value;
+  return *dtype == DType::f16 ? static_cast<double>(f16(value)) : static_cast<double>(bf16(value));
+}
+
 double load_element(const TensorView& view, int64_t i) {
   switch (view.dtype) {
     case DType::f64:
@@ -27,6 +32,8 @@ double load_element(const TensorView& view, int64_t i) {
       return static_cast<const float*>(view.data)[i];
     case DType::bf16:
       return static_cast<const bf16*>(view.data)[i];
+    case DType::f16:
+      return static_cast<const f16*>(view.data)[i];
     case DType::f8e4m3:
       return static_cast<const f8e4m3*>(view.data)[i];
     case DType::f8e5m2:
@@ -49,6 +56,8 @@ void store_element(const TensorView& view, int64_t i, double value) {
       return store<float>(view.data, i, value);
     case DType::bf16:
       return store<bf16>(view.data, i, value);
+    case DType::f16:
+      return store<f16>(view.data, i, value);
     case DType::f8e4m3:
     case DType::f8e5m2:
       break;  // no operation computes in it
@@ -169,9 +178,17 @@ void SampleRun::write(ValueId id, const std::vector<double>& data) {
   const double padding = options_.poison_padding ? std::numeric_limits<double>::quiet_NaN() : 0.0;
   for (int64_t i = 0; i < view.shape.elements(); ++i) {
     double value = i < live ? data[static_cast<size_t>(i)] : padding;
-    if (options_.round_to_bf16 && is_float(view.dtype)) value = bf16(value);
+    if (is_float(view.dtype)) value = rounded(value, options_.rounded_to);
     store_element(view, i, value);
   }
+}
+
+double SampleRun::largest_input() const {
+  double largest = 0;
+  for (const SampleBuilder::InputData& input : inputs()) {
+    for (const double value : input.data) largest = std::max(largest, std::abs(value));
+  }
+  return largest;
 }
 
 int64_t SampleRun::live_elements(ValueId id) const {
@@ -229,9 +246,8 @@ void SampleRun::write_inputs(size_t input, int64_t element, double shift) {
     if (!cotangent_ids_[i].valid()) continue;
     const TensorView view = interpreter_->view(cotangent_ids_[i]);
     for (int64_t j = 0; j < view.shape.elements(); ++j) {
-      double value = cotangents_[i][static_cast<size_t>(j)];
-      if (options_.round_to_bf16) value = bf16(value);
-      store_element(view, j, value);
+      const double value = cotangents_[i][static_cast<size_t>(j)];
+      store_element(view, j, rounded(value, options_.rounded_to));
     }
   }
 }

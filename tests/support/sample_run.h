@@ -23,7 +23,7 @@ struct SampleRunOptions {
   bool oracle = false;
   bool backward = true;
   bool poison_padding = true;                // rows beyond the live count hold NaN, otherwise zero
-  bool round_to_bf16 = false;                // inputs are rounded to bf16 first, whatever the dtype
+  std::optional<DType> rounded_to = {};      // bf16 or f16, of inputs, whatever the dtype
   std::optional<size_t> only_gradient = {};  // of this input; unset: of all that are differentiable
   Device device = Device::cpu;
 };
@@ -45,6 +45,8 @@ class SampleRun {
   std::string find_overrun();
 
   const std::vector<SampleBuilder::InputData>& inputs() const { return sample_.inputs(); }
+  // The largest magnitude of an input's elements.
+  double largest_input() const;
   // Live elements of input `i`: only these are perturbed and only their gradients compared.
   int64_t live_elements(ValueId id) const;
 

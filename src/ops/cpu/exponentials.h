@@ -1,7 +1,7 @@
-// Exponentials of differences from a maximum, as softmax takes them, of T = double, float or bf16,
-// computed in accumulation_t<T>: in double by the C library, in float sixteen at a time in vector
-// registers as wide as the target has them (the compiler by itself prefers registers of half the
-// width).
+// Exponentials of differences from a maximum, as softmax takes them, of T = double, float, bf16 or
+// f16, computed in accumulation_t<T>: in double by the C library, in float sixteen at a time in
+// vector registers as wide as the target has them (the compiler by itself prefers registers of half
+// the width).
 //
 // Results depend on the elements and their order alone, as those of ops/cpu/vector.h. All functions
 // write their output ranges only and may be called from any thread. n may be 0.
@@ -32,6 +32,9 @@ inline void load_vector(const bf16* from, VectorFloats& to) {
   std::memcpy(&halves, from, sizeof halves);
   to = reinterpret_cast<VectorFloats>(__builtin_convertvector(halves, VectorWords) << 16);
 }
+inline void load_vector(const f16* from, VectorFloats& to) {
+  for (int lane = 0; lane < kVectorLanes; ++lane) to[lane] = from[lane];
+}
 
 inline void store_vector(const VectorFloats& from, float* to) {
   std::memcpy(to, &from, sizeof from);
@@ -44,6 +47,9 @@ inline void store_vector(const VectorFloats& from, bf16* to) {
   const VectorWords bits = (words & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
   const VectorHalves halves = __builtin_convertvector(bits, VectorHalves);
   std::memcpy(static_cast<void*>(to), &halves, sizeof halves);
+}
+inline void store_vector(const VectorFloats& from, f16* to) {
+  for (int lane = 0; lane < kVectorLanes; ++lane) to[lane] = f16(from[lane]);
 }
 
 // x = e^x for every x <= 88, within 1.2 ulp where the result is a normal number, and 0 where it is

@@ -36,6 +36,8 @@ CpuKernel select_wide_kernel(const OpView& op) {
       return &Kernel<float, float>::run;
     case DType::bf16:
       return &Kernel<float, bf16>::run;
+    case DType::f16:
+      return &Kernel<float, f16>::run;
     default:
       break;
   }

@@ -103,7 +103,9 @@ WideOperands<Wide> widen_operands(const KernelArguments& args, uint64_t own_byte
   const TensorView& narrow = args.input(bias);
   Wide* wide_bias = take(narrow.shape);
   for (int64_t i = 0; i < narrow.shape.elements(); ++i) {
-    wide_bias[i] = narrow.dtype == DType::bf16 ? Wide(narrow.as<bf16>()[i]) : narrow.as<Wide>()[i];
+    wide_bias[i] = narrow.dtype == DType::bf16  ? Wide(narrow.as<bf16>()[i])
+                   : narrow.dtype == DType::f16 ? Wide(narrow.as<f16>()[i])
+                                                : narrow.as<Wide>()[i];
   }
   return {wide[0], wide[1], wide_bias};
 }

@@ -21,9 +21,7 @@ namespace troupe {
 // bf16 (base/dtype.h) as the GPU knows it: the same bits, the same rounding.
 using Bf16 = __nv_bfloat16;
 template <>
-struct DTypeOf<Bf16> {
-  static constexpr DType value = DType::bf16;
-};
+inline constexpr DType dtype_of<Bf16> = DType::bf16;
 
 // The value in the type that it is computed with.
 __device__ __forceinline__ double widen(double value) {

@@ -27,6 +27,8 @@ CpuKernel fill_cpu_kernel(const OpView& op) {
       return &run_fill<float>;
     case DType::bf16:
       return &run_fill<bf16>;
+    case DType::f16:
+      return &run_fill<f16>;
     case DType::f8e4m3:  // no number without its scale
     case DType::f8e5m2:
       break;

@@ -106,6 +106,9 @@ void push_rows_back_cpu(const KernelArguments& args) {
       case DType::f32:
         sum_windows<float>(args, windows[j], x);
         break;
+      case DType::f16:
+        sum_windows<f16>(args, windows[j], x);
+        break;
       default:
         sum_windows<bf16>(args, windows[j], x);
         break;

@@ -40,8 +40,8 @@ void infer_adamw(InferContext& context) {
   const DType dtype = parameter_dtype(context, 0);
   TROUPE_CHECK(is_float(dtype) && !parameter.rows.valid(),
                "adamw needs a float parameter: " + parameter.name);
-  TROUPE_CHECK(context.has_input(4) == (dtype == DType::bf16),
-               "adamw: a bf16 parameter, and no other, has a master: " + parameter.name);
+  TROUPE_CHECK(context.has_input(4) == (is_half(dtype)),
+               "adamw: a bf16 or f16 parameter, and no other, has a master: " + parameter.name);
   for (int i = 1; i <= 4; ++i) {
     if (!context.has_input(i)) continue;
     const Value& value = context.input(i);
@@ -50,7 +50,7 @@ void infer_adamw(InferContext& context) {
     const bool is_moment = i == 2 || i == 3;
     const bool narrow_moment = is_moment && wide == DType::f32 &&
                                (value.dtype == DType::bf16 || value.dtype == DType::f8e4m3);
-    const bool narrow_gradient = i == 1 && value.dtype == dtype;
+    const bool narrow_gradient = i == 1 && dtype == DType::bf16 && value.dtype == dtype;
     TROUPE_CHECK((value.dtype == wide || narrow_moment || narrow_gradient) &&
                      value.shape == shape && !value.rows.valid(),
                  "adamw: unlike its parameter: " + value.name);

@@ -77,8 +77,9 @@ void infer_muon_update(InferContext& context) {
                    !update.rows.valid(),
                "muon_update: an update unlike its parameter: " + update.name);
   const int64_t first = context.attributes<MuonUpdateAttributes>().first;
-  TROUPE_CHECK(context.has_input(2) == (dtype == DType::bf16),
-               "muon_update: a bf16 parameter, and no other, has a master: " + parameter.name);
+  TROUPE_CHECK(
+      context.has_input(2) == (is_half(dtype)),
+      "muon_update: a bf16 or f16 parameter, and no other, has a master: " + parameter.name);
   if (context.has_input(2)) {
     const Value& master = context.input(2);
     TROUPE_CHECK(master.dtype == DType::f32, "muon_update: a master is f32: " + master.name);
