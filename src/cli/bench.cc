@@ -168,6 +168,7 @@ void BenchRank::write_inputs(const TrainingStep& step, Interpreter& interpreter)
                        spec_.model.vocab_size);
   }
   *interpreter.view(step.update_number).as<int64_t>() = 1;
+  if (step.loss_scale.valid()) *interpreter.view(step.loss_scale).as<double>() = 1;
   if (step.step_number.valid()) *interpreter.view(step.step_number).as<int64_t>() = 0;
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "cli/command.h"
 #include "data/json_text.h"
 #include "io/file.h"
@@ -22,6 +23,11 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
   WorkProgress progress(options.quiet || !leads(processes), "verifying", "steps");
   const DType dtype = options.compute_dtype;
+  if (dtype == DType::f16) {
+    throw_bad_request(
+        "verify --fp16: its gradients need a loss scale, which the reference does not have. Use "
+        "--bf16, fp32 or fp64.");
+  }
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
   Options of_reference = options;
   const ReferenceShape shape = reference_shape(options.hf_dir);

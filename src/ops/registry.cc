@@ -47,6 +47,7 @@
 #include "ops/losses/cross_entropy/cross_entropy.h"
 #include "ops/losses/index_loss/index_loss.h"
 #include "ops/losses/load_balancing_loss/load_balancing_loss.h"
+#include "ops/losses/loss_scale/loss_scale.h"
 #include "ops/losses/router_entropy/router_entropy.h"
 #include "ops/losses/router_z_loss/router_z_loss.h"
 #include "ops/losses/token_count/token_count.h"
@@ -207,6 +208,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kScaleGradient,
     &kSend,
     &kSequenceToHeads,
     &kShiftIds,

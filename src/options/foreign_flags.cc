@@ -29,9 +29,6 @@ constexpr std::string_view kProcesses =
 constexpr std::string_view kAlways = "this is always so here.";
 constexpr std::string_view kRope = "positions are always rotary here.";
 constexpr std::string_view kRopeKind = "this kind of rotary embedding is not available.";
-constexpr std::string_view kHalf =
-    "half precision with loss scaling is not available. Use --bf16, or fp32.";
-constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
 constexpr std::string_view kFp32State = "master weights are kept in fp32.";
 constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
@@ -201,12 +198,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("moe-extended-tp", "use --expert-tensor-parallel-size."),
 
     // Precision.
-    refused("fp16", kHalf),
-    refused("loss-scale", kHalf),
-    accepted_value("initial-loss-scale", "", kOnlyHalf),
-    accepted_value("min-loss-scale", "", kOnlyHalf),
-    accepted_value("loss-scale-window", "", kOnlyHalf),
-    accepted_value("hysteresis", "", kOnlyHalf),
     accepted("reuse-grad-buf-for-mxfp8-param-ag",
              "gathered codes lie in memory that the plan shares among all tensors."),
     accepted_value("fp8-interval", "", "scales follow every step (in Megatron, too)."),

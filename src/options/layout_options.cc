@@ -123,6 +123,11 @@ DType main_gradient_dtype(const Options& options) {
         "--grad-reduce-in-bf16.");
   }
   const bool narrow = options.main_grads_dtype == DType::bf16 || options.grad_reduce_in_bf16;
+  if (narrow && options.compute_dtype == DType::f16) {
+    throw_bad_request(
+        "--fp16: its main gradients are fp32. Leave --main-grads-dtype and --grad-reduce-in-bf16 "
+        "out.");
+  }
   return narrow ? DType::bf16 : DType::f32;
 }
 

@@ -19,6 +19,7 @@
 #include "options/flag_model.h"
 #include "options/layer_pattern.h"
 #include "options/linear_attention_options.h"
+#include "options/loss_scaling.h"
 #include "options/moe_options.h"
 #include "options/offload_options.h"
 #include "options/position_options.h"
@@ -298,6 +299,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .clip_grad = options.clip_grad,
           .skip_norm =
               options.grad_norm_skip_threshold.value_or(std::numeric_limits<double>::infinity()),
+          .scale_loss = loss_scaling_of(options).enabled,
           .decoupled_learning_rate = options.decoupled_lr.has_value(),
           .decay_qk_norms =
               options.apply_wd_to_qk_layernorm || !options.no_weight_decay_cond_type.empty(),

@@ -394,8 +394,13 @@ struct Options {
   bool grad_reduce_in_bf16 = false;
   DType exp_avg_dtype = DType::f32;
   DType exp_avg_sq_dtype = DType::f32;
-  double clip_grad = 1.0;          // 0: no clipping
-  int64_t max_skipped_steps = 20;  // in a row; 0: no limit
+  std::optional<double> loss_scale;
+  double initial_loss_scale = 4294967296.0;
+  double min_loss_scale = 1;
+  int64_t loss_scale_window = 1000;  // steps
+  int64_t hysteresis = 2;            // steps
+  double clip_grad = 1.0;            // 0: no clipping
+  int64_t max_skipped_steps = 20;    // in a row; 0: no limit
   std::optional<double> grad_norm_skip_threshold;
   bool check_for_large_grads = false;
   std::vector<std::string> iterations_to_skip;

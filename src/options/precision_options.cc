@@ -198,6 +198,9 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
   if (options.fp8_format && options.fp4_format) {
     throw_bad_request("--fp4-format and --fp8-format exclude each other; give one of them.");
   }
+  if (options.compute_dtype == DType::f16 && (options.fp8_format || options.fp4_format)) {
+    throw_bad_request("--fp16: products in 8 or 4 bits are for --bf16. Give one of them.");
+  }
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
     refuse_without(options.fp8_param_gather, "fp8-param-gather", "fp8-format");

@@ -158,6 +158,7 @@ RunSpec run_spec_of(const Options& asked, const std::optional<SavedArgs>& saved,
           .evaluation = evaluation,
           .profile = options.profile ? profile_spec_of(options) : ProfileSpec{},
           .report = report_spec_of(options),
+          .loss_scaling = loss_scaling_of(options),
           .oracle = options.oracle,
           .hardware = options.hardware};
 }

@@ -16,6 +16,7 @@
 #include "data/tokenizer.h"
 #include "options/data_options.h"
 #include "options/device_options.h"
+#include "options/loss_scaling.h"
 #include "options/options.h"
 #include "options/schedules.h"
 #include "options/step_spec.h"
@@ -145,6 +146,7 @@ struct RunSpec {
   EvaluationSpec evaluation;
   ProfileSpec profile;
   ReportSpec report;
+  LossScaling loss_scaling = {};
   bool oracle = false;   // no memory is reused
   std::string hardware;  // of the planned time; empty: that of the GPU
 };

@@ -3,37 +3,48 @@
 #include "ops/elementwise/add/add.h"
 #include "ops/elementwise/fill/fill.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/losses/loss_scale/loss_scale.h"
 #include "ops/losses/token_count/token_count.h"
 
 namespace troupe {
 
 LossWeights::LossWeights(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                         const TrainingStepOptions& options, DType wide,
+                         const TrainingStepOptions& options, DType wide, ValueId loss_scale,
                          const std::function<const BatchValues&(size_t)>& batch_of)
-    : builder_(builder), config_(config), part_(part), options_(options), wide_(wide) {
+    : builder_(builder),
+      config_(config),
+      part_(part),
+      options_(options),
+      wide_(wide),
+      loss_scale_(loss_scale) {
   const DType router = router_dtype();
   const double gradient = loss_gradient(options_, part_.layout());
-  d_losses_ = {fill(builder_, gradient, wide_, {1}, "d_loss")};
+  d_losses_ = {scaled(fill(builder_, gradient, wide_, {1}, "d_loss"))};
   const int32_t depths = config_.mtp_num_layers;
   if (depths > 0) {
     const double weight = gradient * config_.mtp_loss_scaling_factor / depths;
     d_losses_.resize(1 + static_cast<size_t>(depths),
-                     fill(builder_, weight, wide_, {1}, "d_mtp_loss"));
+                     scaled(fill(builder_, weight, wide_, {1}, "d_mtp_loss")));
   }
   if (!options_.per_token_loss) {
-    d_auxiliary_loss_ = router == wide_ ? d_losses_.front()
-                                        : fill(builder_, gradient, router, {1}, "d_auxiliary_loss");
+    d_auxiliary_loss_ = router == wide_
+                            ? d_losses_.front()
+                            : scaled(fill(builder_, gradient, router, {1}, "d_auxiliary_loss"));
     return;
   }
   for (size_t depth = 0; depth < d_losses_.size(); ++depth) {
     tokens_.push_back(count_step_tokens(depth, batch_of));
   }
   if (options_.ignore_padding) return;  // each micro-batch has its own weight
-  d_auxiliary_loss_ = token_share(builder_, tokens_.front(),
-                                  {.numerator = static_cast<double>(options_.micro_batch_size) *
-                                                static_cast<double>(options_.sequence),
-                                   .dtype = router},
-                                  "d_auxiliary_loss");
+  const auto numerator =
+      static_cast<double>(int64_t{options_.micro_batch_size} * options_.sequence);
+  d_auxiliary_loss_ = scaled(token_share(
+      builder_, tokens_.front(), {.numerator = numerator, .dtype = router}, "d_auxiliary_loss"));
+}
+
+ValueId LossWeights::scaled(ValueId gradient) {
+  if (!loss_scale_.valid()) return gradient;
+  return scale_gradient(builder_, gradient, loss_scale_, "scaled");
 }
 
 std::vector<ValueId> LossWeights::d_auxiliary_losses(const BatchValues& batch) {
@@ -41,10 +52,10 @@ std::vector<ValueId> LossWeights::d_auxiliary_losses(const BatchValues& batch) {
   for (size_t depth = 0; depth < d_losses_.size(); ++depth) {
     const ValueId valid = batch.valid_of(depth).count;
     const bool is_shared = d_auxiliary_loss_.valid() || !valid.valid();
-    gradients.push_back(is_shared
-                            ? d_auxiliary_loss_
-                            : token_share(builder_, tokens_.front(), {.dtype = router_dtype()},
-                                          "d_auxiliary_loss", valid));
+    gradients.push_back(
+        is_shared ? d_auxiliary_loss_
+                  : scaled(token_share(builder_, tokens_.front(), {.dtype = router_dtype()},
+                                       "d_auxiliary_loss", valid)));
   }
   return gradients;
 }

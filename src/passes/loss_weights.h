@@ -19,8 +19,9 @@ namespace troupe {
 class LossWeights {
  public:
   // `wide`: the accumulation dtype. `batch_of`: the values of the rank's micro-batch of a number.
+  // `loss_scale`: TrainingStep::loss_scale.
   LossWeights(Builder& builder, const ModelConfig& config, const ModelPart& part,
-              const TrainingStepOptions& options, DType wide,
+              const TrainingStepOptions& options, DType wide, ValueId loss_scale,
               const std::function<const BatchValues&(size_t)>& batch_of);
 
   // The gradient of the loss of a depth; 0 is that of the next token.
@@ -33,6 +34,8 @@ class LossWeights {
  private:
   // Auxiliary losses have the type of the router's logits.
   DType router_dtype() const { return config_.moe_router_fp64 ? DType::f64 : wide_; }
+  // With the loss scale, where the step has one.
+  ValueId scaled(ValueId gradient);
   // Of all ranks, those that count in the loss of this depth.
   ValueId count_step_tokens(size_t depth,
                             const std::function<const BatchValues&(size_t)>& batch_of);
@@ -42,6 +45,7 @@ class LossWeights {
   const ModelPart& part_;
   const TrainingStepOptions& options_;
   const DType wide_;
+  const ValueId loss_scale_;
   std::vector<ValueId> tokens_;
   std::vector<ValueId> d_losses_;  // by depth
   ValueId d_auxiliary_loss_;       // invalid where each micro-batch has its own

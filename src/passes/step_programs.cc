@@ -53,7 +53,7 @@ class TrainingEmission {
                     static_cast<size_t>(part_.partition().chunks)) {
     step.micro_batches.resize(static_cast<size_t>(options.micro_batches));
     step.selected.resize(static_cast<size_t>(options.micro_batches));
-    weights_.emplace(builder, config, part_, options, wide_,
+    weights_.emplace(builder, config, part_, options, wide_, step.loss_scale,
                      [this](size_t i) -> const BatchValues& { return batch_of(i); });
   }
 
@@ -316,6 +316,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
   step.update_number = builder.input("update_number", DType::i64, {1});
+  if (options.scale_loss) step.loss_scale = builder.input("loss_scale", DType::f64, {1});
   if (draws_random_numbers(config)) {
     step.step_number = builder.input("step_number", DType::i64, {1});
   }

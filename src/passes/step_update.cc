@@ -24,7 +24,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
   const ClipResult clip =
       clip_coefficient(builder, squared_gradient_norm(builder, state),
                        {.max_norm = options.clip_grad, .skip_norm = options.skip_norm}, "grad_norm",
-                       step.rooms_lacked);
+                       step.rooms_lacked, step.loss_scale);
   step.grad_norm = clip.norm;
   if (options.count_zero_gradients) {
     step.zero_gradients = measure(builder, "num_zeros", zero_gradients(builder, state));

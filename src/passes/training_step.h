@@ -34,6 +34,7 @@ struct TrainingStepOptions {
   double clip_grad = 1.0;     // largest global gradient norm; 0: no clipping
   // A step whose gradients have a larger norm changes nothing.
   double skip_norm = std::numeric_limits<double>::infinity();
+  bool scale_loss = false;               // by TrainingStep::loss_scale
   bool decoupled_learning_rate = false;  // of embedding and output layer
   bool decay_qk_norms = false;           // weight decay applies to the norms of queries and keys
   bool count_zero_gradients = false;     // measures TrainingStep::zero_gradients
@@ -102,6 +103,7 @@ struct TrainingStep {
   ValueId decoupled_learning_rate;  // f64 [1], input, of embedding and output layer; or invalid
   ValueId weight_decay;             // f64 [1], input
   ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
+  ValueId loss_scale;     // f64 [1], input: a factor of all gradients until the update; or invalid
   ValueId step_number;    // i64 [1], input: keys random numbers; invalid when the step draws none
   ValueId loss;           // f64 [1], metric: mean over the tokens that count, nats per token
   std::vector<ValueId> mtp_losses;  // the same of multi-token prediction, by depth - 1

@@ -26,6 +26,9 @@ std::vector<double> read_row(const TensorView& logits, int64_t row) {
       case DType::f32:
         values[i] = logits.as<float>()[at];
         break;
+      case DType::f16:
+        values[i] = logits.as<f16>()[at];
+        break;
       default:
         values[i] = logits.as<bf16>()[at];
         break;

@@ -56,6 +56,9 @@ void initialize_parameters(const ModelState& state, const StateStorage& storage,
         case DType::f32:
           fill<float>(parameter, runs, first, view, seed, pool);
           break;
+        case DType::f16:
+          fill<f16>(parameter, runs, first, view, seed, pool);
+          break;
         default:
           fill<bf16>(parameter, runs, first, view, seed, pool);
           break;

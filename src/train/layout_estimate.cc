@@ -181,7 +181,7 @@ LayoutEstimator::LayoutEstimator(const LayoutSpace& space, const ModelConfig& co
 double LayoutEstimator::least_state_bytes(const LayoutChoice& choice) const {
   const Options& options = space_.options();
   // A weight and its gradient.
-  const double held = options.compute_dtype == DType::bf16 ? 4 : 8;
+  const double held = is_half(options.compute_dtype) ? 4 : 8;
   const auto of_rank = [&](double parameters, int32_t slices) {
     const bool all = choice.sharding == ShardingChoice::all || options.use_megatron_fsdp;
     return parameters * held / (all ? options.ranks : slices * choice.pp);

@@ -224,6 +224,7 @@ void MetricsLog::training(const StepMetrics& metrics) {
     if (metrics.room_needed > 0) line["expert_room_needed"] = metrics.room_needed;
     if (metrics.stash_needed > 0) line["expert_stash_needed"] = metrics.stash_needed;
   }
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.num_zeros) line["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) line["params_norm"] = *metrics.params_norm;
   for (const RouterMetrics& layer : metrics.layers) {

@@ -71,6 +71,7 @@ struct StepMetrics {
   int64_t rooms_lacked = 0;
   double room_needed = 0;
   double stash_needed = 0;
+  std::optional<double> loss_scale = {};   // of --fp16: of this step
   std::optional<int64_t> num_zeros = {};   // elements of the gradients that are 0
   std::optional<double> params_norm = {};  // after the step
   int64_t tokens = 0;                      // so far

@@ -30,6 +30,7 @@ void fill(T* values, int64_t count) {
 void fill(const TensorView& view) {
   const int64_t count = view.shape.elements();
   if (view.dtype == DType::bf16) return fill(view.as<bf16>(), count);
+  if (view.dtype == DType::f16) return fill(view.as<f16>(), count);
   if (view.dtype == DType::f64) return fill(view.as<double>(), count);
   fill(view.as<float>(), count);
 }

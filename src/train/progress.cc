@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "options/loss_scaling.h"
 
 namespace troupe {
 namespace {
@@ -88,6 +89,9 @@ std::string Progress::describe(const StepMetrics& metrics) {
     parts.push_back(
         {fmt::format("{:.2f}x planned time", metrics.step_time_s / metrics.planned_step_time_s),
          3});
+  }
+  if (metrics.loss_scale) {
+    parts.push_back({"loss scale " + loss_scale_text(*metrics.loss_scale), 6});
   }
   if (metrics.num_zeros) parts.push_back({fmt::format("zeros {}", *metrics.num_zeros), 7});
   if (metrics.params_norm) {

@@ -11,6 +11,7 @@
 #include "data/tokenizer.h"
 #include "io/hf_files.h"
 #include "model/model_config.h"
+#include "options/loss_scaling.h"
 #include "options/schedules.h"
 #include "train/data_hash.h"
 
@@ -22,8 +23,10 @@ struct TrainingPosition {
   int64_t updates = 0;            // steps that changed the weights (not skipped)
   int64_t consumed_samples = 0;   // where the data goes on
   int64_t scheduled_samples = 0;  // where the schedules go on: skipped steps do not count
-  int64_t skipped_in_row = 0;     // steps skipped since the last update
-  int64_t best_step = 0;          // where the validation loss was lowest; 0: not evaluated yet
+  // Steps skipped since the last update, without those that a lower loss scale may end.
+  int64_t skipped_in_row = 0;
+  LossScale loss_scale = {};  // of --fp16
+  int64_t best_step = 0;      // where the validation loss was lowest; 0: not evaluated yet
   double best_loss = 0;
 };
 

@@ -87,6 +87,7 @@ void RunLog::step(const StepMetrics& metrics, bool logged) {
     scalars.push_back(
         {"forward-backward-optimizer-time", metrics.step_time_s - metrics.data_time_s});
   }
+  if (metrics.loss_scale) scalars.push_back({"loss-scale", *metrics.loss_scale});
   if (metrics.num_zeros) {
     scalars.push_back({"num-zeros", static_cast<double>(*metrics.num_zeros)});
   }

@@ -176,6 +176,10 @@ void StepRunner::write_rates(const TrainingPosition& position, StepMetrics& metr
   }
   *running_->view(now_->weight_decay).as<double>() = metrics.weight_decay;
   *running_->view(now_->update_number).as<int64_t>() = position.updates + 1;
+  if (now_->loss_scale.valid()) {
+    metrics.loss_scale = spec_.loss_scaling.before(position.loss_scale).value;
+    *running_->view(now_->loss_scale).as<double>() = *metrics.loss_scale;
+  }
   if (now_->step_number.valid()) {
     *running_->view(now_->step_number).as<int64_t>() = position.step;
   }
@@ -184,8 +188,16 @@ void StepRunner::write_rates(const TrainingPosition& position, StepMetrics& metr
 void StepRunner::advance(TrainingPosition& position, StepMetrics& metrics) const {
   position.step += 1;
   position.consumed_samples += metrics.batch_size;
+  const LossScale scale = spec_.loss_scaling.before(position.loss_scale);
+  const bool overflowed =
+      metrics.skipped && !std::isfinite(*running_->view(now_->grad_norm).as<double>());
+  const bool scale_may_end_it =
+      now_->loss_scale.valid() && overflowed && spec_.loss_scaling.can_fall(scale);
+  if (now_->loss_scale.valid()) {
+    position.loss_scale = spec_.loss_scaling.after(scale, overflowed);
+  }
   if (metrics.skipped) {
-    position.skipped_in_row += 1;
+    if (!scale_may_end_it) position.skipped_in_row += 1;
   } else {
     position.skipped_in_row = 0;
     position.updates += 1;

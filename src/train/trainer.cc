@@ -280,6 +280,13 @@ void Trainer::leave_step_out() {
 }
 
 void Trainer::note_skipped_step() const {
+  if (metrics_.loss_scale && position_.skipped_in_row == 0) {
+    log_.say(fmt::format(
+        "step {}: update skipped; gradients overflow at loss scale {}; that of the next step is {}",
+        position_.step, loss_scale_text(*metrics_.loss_scale),
+        loss_scale_text(position_.loss_scale.value)));
+    return;
+  }
   if (std::isfinite(metrics_.grad_norm)) {
     log_.say(fmt::format(
         "step {}: update skipped; the gradients' norm {} is above --grad-norm-skip-threshold {}",

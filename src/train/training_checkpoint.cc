@@ -360,6 +360,11 @@ std::string describe_run(const RunIdentity& identity, const TrainingPosition& po
                           {"weights", identity.source.has_weights},
                           {"token_ids", identity.source.keeps_token_ids}};
   }
+  if (identity.compute_dtype == DType::f16) {
+    training["loss_scale"] = {{"value", position.loss_scale.value},
+                              {"clean_steps", position.loss_scale.clean_steps},
+                              {"overflows_left", position.loss_scale.overflows_left}};
+  }
   if (position.best_step > 0) {
     training["best"] = {{"step", position.best_step}, {"loss", position.best_loss}};
   }
@@ -509,6 +514,12 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.position.consumed_samples = count(position, "consumed_samples");
     run.position.scheduled_samples = count(position, "scheduled_samples");
     run.position.skipped_in_row = count(position, "skipped_in_row");
+    if (training.contains("loss_scale")) {
+      const json& scale = training.at("loss_scale");
+      run.position.loss_scale = {.value = scale.at("value").get<double>(),
+                                 .clean_steps = count(scale, "clean_steps"),
+                                 .overflows_left = count(scale, "overflows_left")};
+    }
     if (training.contains("best")) {
       const json& best = training.at("best");
       run.position.best_step = count(best, "step");
@@ -517,7 +528,7 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
     bool known = false;
-    for (const DType candidate : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType candidate : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       if (dtype == name_of(candidate)) {
         run.identity.compute_dtype = candidate;
         known = true;
@@ -968,10 +979,13 @@ void reset_optimizer(const ModelState& state, const StateStorage& storage, bool 
     if (!(*state.table)[parameter.value].is_stored) continue;  // the master is what was loaded
     const TensorView master = storage.view(parameter.master);
     const TensorView value = storage.view(parameter.value);
-    TROUPE_CHECK(master.dtype == DType::f32 && value.dtype == DType::bf16,
-                 "master weights are those of bf16 weights");
-    const auto* const from = value.as<bf16>() + (parameter.shard.begin - parameter.held.begin);
-    std::copy_n(from, master.shape.elements(), master.as<float>());
+    TROUPE_CHECK(master.dtype == DType::f32 && is_half(value.dtype),
+                 "master weights are those of bf16 and f16 weights");
+    const int64_t first = parameter.shard.begin - parameter.held.begin;
+    convert_elements(to_file_dtype(value.dtype),
+                     static_cast<const std::byte*>(value.data) +
+                         static_cast<size_t>(first) * size_of(value.dtype),
+                     DType::f32, master.data, master.shape.elements());
   }
 }
 

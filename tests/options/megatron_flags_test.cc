@@ -755,7 +755,7 @@ TEST(MegatronFlags, FilesOfOptionsTakeThem) {
   EXPECT_EQ(
       refusal_of_text(with("vocab-extra-ids = 5")).find(path + ":1: --vocab-extra-ids 5: only"),
       0U);
-  EXPECT_EQ(refusal_of_text(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);
+  EXPECT_EQ(refusal_of_text(with("mtp-hsm = true")).find(path + ":1: --mtp-hsm: each depth"), 0U);
   EXPECT_EQ(
       refusal_of_text(with("moe-grouped-gemm = 2")).find(path + ":1: moe-grouped-gemm takes no"),
       0U);

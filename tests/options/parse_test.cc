@@ -89,7 +89,7 @@ TEST(Parse, MegatronsFlagsGetAnAnswer) {
   EXPECT_EQ(parse_command_line(train_with({"--no-masked-softmax-fusion"})).notes,
             Arguments{"--no-masked-softmax-fusion is accepted and changes nothing: it chooses "
                       "between kernels of Megatron; here there is one of each."});
-  EXPECT_TRUE(refusal(train_with({"--fp16"})).starts_with("--fp16: half precision "));
+  EXPECT_TRUE(refusal(train_with({"--mtp-hsm"})).starts_with("--mtp-hsm: each depth "));
   EXPECT_EQ(parse(train_with({"--exit-signal-handler"})).exit_signal_handler, true);
 }
 

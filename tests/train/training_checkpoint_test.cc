@@ -49,13 +49,15 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .options_json = R"({"lr":0.001})"};
 }
 
-const TrainingPosition kPosition{.step = 12,
-                                 .updates = 10,
-                                 .consumed_samples = 48,
-                                 .scheduled_samples = 40,
-                                 .skipped_in_row = 2,
-                                 .best_step = 8,
-                                 .best_loss = 1.25};
+const TrainingPosition kPosition{
+    .step = 12,
+    .updates = 10,
+    .consumed_samples = 48,
+    .scheduled_samples = 40,
+    .skipped_in_row = 2,
+    .loss_scale = {.value = 0.75, .clean_steps = 7, .overflows_left = 1},
+    .best_step = 8,
+    .best_loss = 1.25};
 
 template <class Body>
 std::string refusal(ExitStatus status, const Body& body) {
@@ -440,6 +442,9 @@ TEST_F(StoredRunTest, FactsComeBack) {
   EXPECT_EQ(stored.position.skipped_in_row, kPosition.skipped_in_row);
   EXPECT_EQ(stored.position.best_step, kPosition.best_step);
   EXPECT_EQ(stored.position.best_loss, kPosition.best_loss);
+  EXPECT_EQ(stored.position.loss_scale, LossScale{}) << "only fp16 has one";
+  EXPECT_EQ(round_trip(identity_of(saved_model(), DType::f16)).position.loss_scale,
+            kPosition.loss_scale);
   EXPECT_EQ(schedule_difference(stored.identity.schedules, identity.schedules), "");
   EXPECT_EQ(stored.identity.compute_dtype, DType::bf16);
   EXPECT_EQ(stored.identity.seed, identity.seed);

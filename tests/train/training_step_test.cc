@@ -718,6 +718,36 @@ TEST(TrainingStep, RouterInDoublePrecisionHasItsLosses) {
   }
 }
 
+// The scale is a factor of every loss's gradient, and comes out again: a power of two without any
+// rounding. In fp64 nothing vanishes or overflows.
+TEST(TrainingStep, ALossScaleOfAPowerOfTwoChangesNoBit) {
+  for (const DerivativeCase& each : derivative_cases()) {
+    for (const bool per_token : {false, true}) {
+      const auto update = [&](bool scaled, double scale) {
+        auto run = std::make_unique<StepRun>(
+            each.config,
+            StepRunOptions{
+                .dtype = DType::f64, .micro_batches = 2, .change = [&](TrainingStepOptions& step) {
+                  step.per_token_loss = per_token;
+                  step.ignore_padding = per_token;
+                  step.scale_loss = scaled;
+                }});
+        if (scaled) *run->interpreter.view(run->step.loss_scale).as<double>() = scale;
+        run->update();
+        EXPECT_FALSE(run->skipped());
+        return run;
+      };
+      SCOPED_TRACE(std::string(each.name) + (per_token ? ", per token" : ""));
+      const auto plain = update(false, 0);
+      const auto scaled = update(true, 65536);
+      EXPECT_EQ(plain->grad_norm(), scaled->grad_norm());
+      EXPECT_EQ(state_bytes(plain->storage, false), state_bytes(scaled->storage, false));
+      const auto other = update(true, 3);
+      EXPECT_NEAR(plain->grad_norm(), other->grad_norm(), 1e-12 * plain->grad_norm());
+    }
+  }
+}
+
 // A token's share of the step is then the same, and so is that of an auxiliary loss.
 TEST(TrainingStep, ALossPerTokenIsThatOfMicroBatchesWhereAllTokensCount) {
   for (const int32_t sequences : {1, 2, 3}) {

@@ -61,12 +61,12 @@ std::string print_squared_norm(const Attributes& attributes) {
 }
 
 void infer_clip_coefficient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 1 || context.input_count() == 2,
-               "clip_coefficient takes the squared norm, and faults");
+  TROUPE_CHECK(context.input_count() == 3, "clip_coefficient takes norm, faults and loss scale");
   for (int i = 0; i < context.input_count(); ++i) {
+    if (!context.has_input(i)) continue;
     const Value& number = context.input(i);
     TROUPE_CHECK(number.dtype == DType::f64 && number.shape == Shape({1}),
-                 "clip_coefficient needs the squared norm and faults, f64 [1]: " + number.name);
+                 "clip_coefficient needs numbers, f64 [1]: " + number.name);
   }
   context.output("", DType::f64, {1}, {}, Role::metric);
   context.output("coefficient", DType::f64, {1});
@@ -146,14 +146,18 @@ std::vector<OpSample> samples_squared_norm() {
 }
 
 std::vector<OpSample> samples_clip_coefficient() {
-  const auto skipped = [](double skip_norm, const std::vector<double>& faults = {}) {
+  const auto skipped = [](double skip_norm, const std::vector<double>& faults = {},
+                          const std::vector<double>& loss_scale = {}) {
     return [=](SampleBuilder& sample) {
       const SampleBuilder::Options number{.differentiable = false, .dtype = DType::f64};
       const ValueId squares = sample.values("squares", {1}, {25}, number);
       const ValueId void_if =
           faults.empty() ? ValueId{} : sample.values("faults", {1}, faults, number);
-      const ClipResult clip = clip_coefficient(
-          sample.builder(), squares, {.max_norm = 1, .skip_norm = skip_norm}, "grad_norm", void_if);
+      const ValueId scale =
+          loss_scale.empty() ? ValueId{} : sample.values("loss_scale", {1}, loss_scale, number);
+      const ClipResult clip =
+          clip_coefficient(sample.builder(), squares, {.max_norm = 1, .skip_norm = skip_norm},
+                           "grad_norm", void_if, scale);
       for (const ValueId id : {clip.norm, clip.coefficient, clip.skip}) {
         sample.result_without_gradient(id);
       }
@@ -164,6 +168,9 @@ std::vector<OpSample> samples_clip_coefficient() {
       {"too large", skipped(4.5)},
       {"without faults", skipped(5, {0})},
       {"with a fault", skipped(5, {0.25})},
+      {"with a loss scale", skipped(5, {}, {2})},
+      {"below the limit by a loss scale", skipped(5, {0}, {8})},
+      {"too large with a loss scale", skipped(2, {}, {2})},
       sample_gradient_norm("clipped", {{5, 7}}, 0.5),
       sample_gradient_norm("below the limit", {{5, 7}}, 1000),
       sample_gradient_norm("no limit", {{5, 7}}, 0),
@@ -179,10 +186,9 @@ ValueId squared_norm(Builder& builder, std::span<const ValueId> gradients,
 
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
                             const ClipAttributes& attributes, const std::string& name,
-                            ValueId faults) {
-  std::vector<ValueId> inputs = {squared_norm};
-  if (faults.valid()) inputs.push_back(faults);
-  const auto outputs = builder.emit(kClipCoefficient, Attributes(attributes), inputs, name);
+                            ValueId faults, ValueId loss_scale) {
+  const auto outputs = builder.emit(kClipCoefficient, Attributes(attributes),
+                                    {squared_norm, faults, loss_scale}, name);
   return {.norm = outputs[0], .coefficient = outputs[1], .skip = outputs[2]};
 }
 

@@ -3,10 +3,11 @@
 //   squared_norm       the sum of the squares of gradients, in double, in a fixed order; or how
 //   many
 //                      of their elements are 0;
-//   clip_coefficient   norm = sqrt(squared norm)
-//                      coefficient = min(1, max_norm / (norm + 1e-6))
+//   clip_coefficient   norm = sqrt(squared norm) / loss scale
+//                      coefficient = min(1, max_norm / (norm + 1e-6)) / loss scale
 //                      skip = 1 when the norm is not finite, or above skip_norm, or where what
 //                      else makes the step void is not 0.
+// Gradients hold the loss scale (ops/losses/loss_scale) as a factor; without one it is 1.
 // The optimizer multiplies gradients by the coefficient and does nothing when skip is set; both
 // stay on the device. Neither has a derivative. (Formula: torch.nn.utils.clip_grad_norm_, Megatron
 // Core.)
@@ -47,17 +48,19 @@ struct ClipAttributes {
 
 struct ClipResult {
   ValueId norm;         // f64 [1], a metric: the norm before clipping
-  ValueId coefficient;  // f64 [1]; 1 when the norm is not finite
+  ValueId coefficient;  // f64 [1]; clips nothing when the norm is not finite
   ValueId skip;         // i32 [1], a metric
 };
 
-// `squared_norm`: f64 [1]; `faults`: f64 [1], or invalid: not 0 where the gradients are void.
+// `squared_norm`: f64 [1]; `faults`: f64 [1], or invalid: not 0 where the gradients are void;
+// `loss_scale`: f64 [1], or invalid: 1.
 // Results are named `name`, name.coefficient and name.skip.
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
                             const ClipAttributes& attributes, const std::string& name,
-                            ValueId faults = {});
+                            ValueId faults = {}, ValueId loss_scale = {});
 
-// Inputs: squared norm; where there may be any, faults, too. Outputs: norm, coefficient, skip.
+// Inputs: squared norm, faults, loss scale; of the last two each may be absent. Outputs: norm,
+// coefficient, skip.
 extern const OpSpec kClipCoefficient;
 
 }  // namespace troupe

@@ -62,11 +62,15 @@ void squared_norm_cpu(const KernelArguments& args) {
 
 void clip_coefficient_cpu(const KernelArguments& args) {
   const auto& [max_norm, skip_norm] = args.attributes->as<ClipAttributes>();
-  const double norm = std::sqrt(args.in<double>(0)[0]);
+  const double* faults = args.in<double>(1);
+  const double* loss_scale = args.in<double>(2);
+  const double scale = loss_scale != nullptr ? *loss_scale : 1.0;
+  const double norm = std::sqrt(args.in<double>(0)[0]) / scale;
   const bool finite = std::isfinite(norm);
   args.out<double>(0)[0] = norm;
-  args.out<double>(1)[0] = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-  const bool is_void = args.inputs.size() > 1 && *args.in<double>(1) != 0;
+  const double clip = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  args.out<double>(1)[0] = clip / scale;
+  const bool is_void = faults != nullptr && *faults != 0;
   args.out<int32_t>(2)[0] = finite && norm <= skip_norm && !is_void ? 0 : 1;
 }
 

@@ -106,22 +106,23 @@ void run_squared_norm(const CudaKernelArguments& args) {
 }
 
 // `faults` may be null.
-__global__ void clip_coefficient_kernel(const double* squares, const double* faults, double* norm,
-                                        double* coefficient, int32_t* skip,
-                                        ClipAttributes attributes) {
-  const double value = sqrt(*squares);
+__global__ void clip_coefficient_kernel(const double* squares, const double* faults,
+                                        const double* loss_scale, double* norm, double* coefficient,
+                                        int32_t* skip, ClipAttributes attributes) {
+  const double scale = loss_scale != nullptr ? *loss_scale : 1.0;
+  const double value = sqrt(*squares) / scale;
   const bool finite = isfinite(value);
   const double limited = attributes.max_norm / (value + 1e-6);
   *norm = value;
-  *coefficient = finite && attributes.max_norm > 0 && limited < 1.0 ? limited : 1.0;
+  *coefficient = (finite && attributes.max_norm > 0 && limited < 1.0 ? limited : 1.0) / scale;
   const bool is_void = faults != nullptr && *faults != 0;
   *skip = finite && value <= attributes.skip_norm && !is_void ? 0 : 1;
 }
 
 void run_clip_coefficient(const CudaKernelArguments& args) {
-  const double* faults = args.inputs.size() > 1 ? args.in<double>(1) : nullptr;
-  launch(args, {1, 1}, clip_coefficient_kernel, args.in<double>(0), faults, args.out<double>(0),
-         args.out<double>(1), args.out<int32_t>(2), args.attributes->as<ClipAttributes>());
+  launch(args, {1, 1}, clip_coefficient_kernel, args.in<double>(0), args.in<double>(1),
+         args.in<double>(2), args.out<double>(0), args.out<double>(1), args.out<int32_t>(2),
+         args.attributes->as<ClipAttributes>());
 }
 
 }  // namespace
