@@ -91,6 +91,8 @@ struct ModelPart {
   StagedGroups staged_groups() const;
   // The shard of such parameters that is the rank's.
   Shard shard(GradientClass gradient) const;
+  // Of the decoder, or, numbered after those, of multi-token prediction.
+  bool has_layer(int32_t layer) const { return partition().rank_of_layer(layer) == dense().pp; }
   // The stage that is this rank's chunk number `chunk`.
   const PipelineStage& stage(int32_t chunk) const {
     return partition().stages[static_cast<size_t>(

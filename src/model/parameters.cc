@@ -69,7 +69,7 @@ class Declaration {
  private:
   // Invalid where the rank has not the layer.
   StateId add(const RouterStateSpec& state) {
-    if (part_.partition().rank_of_layer(state.layer) != place_) return {};
+    if (!part_.has_layer(state.layer)) return {};
     return table_->add({.name = name_in_layer(state.name, state.layer),
                         .dtype = DType::f32,
                         .shape = state.shape,

@@ -3,14 +3,6 @@
 #include "model/batch_inputs.h"
 
 namespace troupe {
-namespace {
-
-bool has_layer(const ModelPart& part, int32_t layer) {
-  return part.partition().rank_of_layer(layer) == part.dense().pp;
-}
-
-}  // namespace
-
 Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
                    int32_t sequence) {
   const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
@@ -22,7 +14,7 @@ std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& con
   if (trace != RoutingTrace::replayed) return {};
   std::vector<ValueId> selections(static_cast<size_t>(config.all_layers()));
   for (int32_t layer = 0; layer < config.all_layers(); ++layer) {
-    if (!config.is_moe_layer(layer) || !has_layer(part, layer)) continue;
+    if (!config.is_moe_layer(layer) || !part.has_layer(layer)) continue;
     selections[static_cast<size_t>(layer)] =
         builder.input("selected", DType::i32, {tokens, config.moe_router_topk});
   }
