@@ -17,12 +17,10 @@ bool has_stage(const ModelPart& part, const Predicate& predicate) {
 // The same for layers, those of multi-token prediction included.
 template <class Predicate>
 bool has_layer(const ModelConfig& config, const ModelPart& part, const Predicate& predicate) {
-  return has_stage(part, [&](const PipelineStage& stage) {
-    for (int32_t i = 0; i < stage.layers; ++i) {
-      if (predicate(stage.first_layer + i)) return true;
-    }
-    return stage.mtp_layers > 0 && predicate(config.num_layers);
-  });
+  for (int32_t layer = 0; layer < config.all_layers(); ++layer) {
+    if (part.has_layer(layer) && predicate(layer)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -43,9 +41,8 @@ BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t ba
 
 void declare_shifted(Builder& builder, const ModelConfig& config, const ModelPart& part,
                      DType accumulation, BatchValues& batch) {
-  const bool embeds =
-      has_stage(part, [](const PipelineStage& each) { return each.mtp_layers > 0; });
   for (int32_t i = 0; i < config.mtp_num_layers; ++i) {
+    const bool embeds = part.has_layer(config.num_layers + i);
     const BatchValues values = declare_batch(builder, batch.batch, batch.sequence, embeds,
                                              batch.labels.valid(), accumulation);
     batch.shifted.push_back(

@@ -92,22 +92,16 @@ class StageForward {
     for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
       build_layer(context_, layer, stream);
     }
-    const bool ends_trunk = config_.mtp_num_layers > 0 ? stage.mtp_layers > 0 : stage.loss;
-    if (ends_trunk) {
-      builder_.place.layer = -1;
-      std::vector<ValueId> states = {model_.final_norm().build(context_, stream, "head_in")};
-      if (predicts_further()) build_predictions(states);
-      leave(stage, states);
-    } else if (stage.loss && predicts_further()) {  // depths come from the stage before
-      const int64_t rows = builder_.value(stream.sum).shape[0] / (1 + config_.mtp_num_layers);
-      build_heads(split_rows(builder_, stream.sum, {.rows = rows}, "head_in"));
-    } else if (stage.loss) {
-      build_heads({stream.sum});
-    } else {
+    if (stage.mtp_layers == 0 && !stage.loss) {
       context_.result.output = stream.branch.valid()
                                    ? add(builder_, stream.sum, stream.branch, "stage_out")
                                    : stream.sum;
+      return;
     }
+    builder_.place.layer = -1;
+    std::vector<ValueId> states = normed_states(stage, stream);
+    if (predicts_further()) build_predictions(stage, states);
+    leave(stage, states);
   }
 
  private:
@@ -154,9 +148,18 @@ class StageForward {
     stream.branch = drop(stream.branch, RandomPlace::feed_forward_branch_dropout, number);
   }
 
-  // Appends the normed states of all depths to that of the model.
-  void build_predictions(std::vector<ValueId>& states) const {
-    for (int32_t i = 0; i < config_.mtp_num_layers; ++i) {
+  // That of the model, and those of the depths that the stages before have.
+  std::vector<ValueId> normed_states(const PipelineStage& stage, ResidualStream& stream) const {
+    if (stage.ends_decoder()) return {model_.final_norm().build(context_, stream, "head_in")};
+    if (!predicts_further()) return {stream.sum};
+    const int64_t rows = builder_.value(stream.sum).shape[0] / (1 + stage.first_mtp_layer);
+    return split_rows(builder_, stream.sum, {.rows = rows}, "head_in");
+  }
+
+  // Appends those of the stage's depths.
+  void build_predictions(const PipelineStage& stage, std::vector<ValueId>& states) const {
+    for (int32_t depth = 0; depth < stage.mtp_layers; ++depth) {
+      const int32_t i = stage.first_mtp_layer + depth;
       const int32_t number = config_.num_layers + i;
       const MtpLayer& own = model_.mtp_layer(i);
       builder_.place.layer = static_cast<int16_t>(number);

@@ -89,7 +89,7 @@ struct Head {
 struct ForwardResult {
   // Of a stage without loss: the residual stream [tokens, hidden] for the next stage, nothing left
   // to be added to it. Of a stage without embedding and layers it is the input itself. After layers
-  // of multi-token prediction it is the normed states of all depths, one after the other.
+  // of multi-token prediction it is the normed states of the depths so far, one after the other.
   ValueId output;
   // Of the stage with the loss: what build_loss() goes on from. The first is that of the next
   // token, the others, in training, those of multi-token prediction, by depth.

@@ -60,8 +60,7 @@ Model::Model(const ModelConfig& config, const BlockMakers& makers)
   }
   for (size_t i = first_at_loss; i < list_.parameters().size(); ++i) {
     ParameterSpec& parameter = list_.at({static_cast<int32_t>(i)});
-    const bool is_norm = i < first_of_head;
-    (is_norm && config_.mtp_num_layers > 0 ? parameter.is_with_mtp : parameter.is_with_loss) = true;
+    (i < first_of_head ? parameter.is_final_norm : parameter.is_with_loss) = true;
   }
   // Last, so that the model's own parameters start as they do without these layers.
   for (int32_t layer = config_.num_layers; layer < config_.all_layers(); ++layer) {

@@ -174,7 +174,8 @@ bool holds(const PipelinePartition& partition, int32_t place, const ParameterSpe
     const std::vector<int32_t> places = partition.embedding_ranks(parameter.is_with_loss);
     return std::binary_search(places.begin(), places.end(), place);
   }
-  return (parameter.is_with_mtp ? partition.rank_of_mtp() : partition.rank_of_loss()) == place;
+  return (parameter.is_final_norm ? partition.rank_of_final_norm() : partition.rank_of_loss()) ==
+         place;
 }
 
 }  // namespace troupe

@@ -62,7 +62,7 @@ struct ParameterSpec {
   bool is_wide = false;            // has the accumulation dtype of the model's dtype
   bool is_with_embedding = false;  // outside the layers: the stage that embeds tokens has it,
   bool is_with_loss = false;       // or that with the loss, or both
-  bool is_with_mtp = false;        // or that with the layers of multi-token prediction
+  bool is_final_norm = false;      // or that which ends the decoder
   bool is_of_mtp = false;          // beside the layer that one of multi-token prediction has
   bool is_matrix = false;          // or one for each expert; else norms and biases
   // Whose products read it, where no others do: all of these can be in 8 bits.

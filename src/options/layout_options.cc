@@ -101,7 +101,17 @@ PipelinePartition stages_of(const Options& options, const ModelConfig& config) {
 
 PipelinePartition partition_of(const Options& options, const ModelConfig& config) {
   PipelinePartition partition = stages_of(options, config);
-  if (partition.mtp_stage() < 0) partition.stages.back().mtp_layers = config.mtp_num_layers;
+  if (options.pipeline_model_parallel_layout.empty()) {
+    partition.stages.back().mtp_layers = config.mtp_num_layers;
+  }
+  const size_t mtp_ranks = partition.mtp_ranks().size();
+  if (config.mtp_use_repeated_layer && mtp_ranks > 1) {
+    throw_bad_request(fmt::format(
+        "--pipeline-model-parallel-layout {}: its m are on {} ranks of the pipeline, and "
+        "--mtp-use-repeated-layer makes them one layer, whose gradients are not summed over "
+        "stages. Put all m on one rank, or leave --mtp-use-repeated-layer out.",
+        options.pipeline_model_parallel_layout, mtp_ranks));
+  }
   return partition;
 }
 

@@ -113,11 +113,12 @@ void append_times(std::string& text, char symbol, int32_t times) {
 std::vector<PipelineStage> split_stages(std::string_view symbols) {
   std::vector<PipelineStage> stages(1);
   int32_t layer = 0;
+  int32_t mtp_layer = 0;
   for (const char symbol : symbols) {
     PipelineStage& stage = stages.back();
     switch (symbol) {
       case '|':
-        stages.emplace_back().first_layer = layer;
+        stages.push_back({.first_layer = layer, .first_mtp_layer = mtp_layer});
         break;
       case 'E':
         stage.embedding = true;
@@ -127,6 +128,7 @@ std::vector<PipelineStage> split_stages(std::string_view symbols) {
         break;
       case 'm':
         ++stage.mtp_layers;
+        ++mtp_layer;
         break;
       default:
         ++stage.layers;
@@ -164,26 +166,23 @@ std::string problem_of_symbols(std::string_view symbols, int32_t layers, int32_t
   return "";
 }
 
-// What the stages' MTP layers break; empty: nothing.
-std::string problem_of_mtp(const PipelinePartition& partition) {
-  const auto has_mtp = [](const PipelineStage& stage) { return stage.mtp_layers > 0; };
+bool is_among(int32_t layer, int32_t first, int32_t count) {
+  return layer >= first && layer < first + count;
+}
+
+// The rank of the first stage of which it holds; there is one.
+template <class Predicate>
+int32_t rank_of_first(const PipelinePartition& partition, const Predicate& predicate) {
   const auto& stages = partition.stages;
-  const auto found = std::find_if(stages.begin(), stages.end(), has_mtp);
-  if (found == stages.end()) return "";
-  if (std::count_if(stages.begin(), stages.end(), has_mtp) > 1) {
-    return "all MTP layers (m) must stand in one stage.";
-  }
-  const StagePlace place = partition.place_of(static_cast<int32_t>(found - stages.begin()));
-  if (place.chunk != partition.chunks - 1) {
-    return fmt::format(
-        "MTP layers (m) must stand in the last chunk of a rank, that is in one of "
-        "the last {} stages.",
-        partition.ranks);
-  }
-  if (place.rank == 0 && partition.ranks > 1 && partition.placement == StagePlacement::loop) {
-    return "MTP layers (m) cannot stand on the first rank of the pipeline.";
-  }
-  return "";
+  const auto found = std::find_if(stages.begin(), stages.end(), predicate);
+  TROUPE_CHECK(found != stages.end(), "a stage of this partition");
+  return partition.place_of(static_cast<int32_t>(found - stages.begin())).rank;
+}
+
+// Ascending, each once.
+void sort_once(std::vector<int32_t>& ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
 }
 
 }  // namespace
@@ -199,44 +198,40 @@ int32_t stage_at(StagePlacement placement, int32_t ranks, StagePlace place) {
 }
 
 int32_t PipelinePartition::rank_of_layer(int32_t layer) const {
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    const PipelineStage& s = stages[stage];
-    if (layer >= s.first_layer && layer < s.first_layer + s.layers) {
-      return place_of(static_cast<int32_t>(stage)).rank;
-    }
-  }
-  const int32_t mtp = mtp_stage();
-  const int32_t after_decoder = layer - stages.back().first_layer - stages.back().layers;
-  TROUPE_CHECK(mtp >= 0 && after_decoder < stages[static_cast<size_t>(mtp)].mtp_layers,
-               "a layer of this partition");
-  return place_of(mtp).rank;
-}
-
-int32_t PipelinePartition::mtp_stage() const {
-  const auto found = std::find_if(stages.begin(), stages.end(),
-                                  [](const PipelineStage& stage) { return stage.mtp_layers > 0; });
-  return found == stages.end() ? -1 : static_cast<int32_t>(found - stages.begin());
-}
-
-int32_t PipelinePartition::streams_into(int32_t stage) const {
-  const int32_t mtp = mtp_stage();
-  return mtp < 0 || stage <= mtp ? 1 : 1 + stages[static_cast<size_t>(mtp)].mtp_layers;
+  const int32_t mtp_layer = layer - stages.back().first_layer - stages.back().layers;
+  return rank_of_first(*this, [&](const PipelineStage& stage) {
+    return is_among(layer, stage.first_layer, stage.layers) ||
+           is_among(mtp_layer, stage.first_mtp_layer, stage.mtp_layers);
+  });
 }
 
 int32_t PipelinePartition::rank_of_embedding() const {
   return place_of(0).rank;
 }
 
+int32_t PipelinePartition::rank_of_final_norm() const {
+  return rank_of_first(*this, [](const PipelineStage& stage) { return stage.ends_decoder(); });
+}
+
 int32_t PipelinePartition::rank_of_loss() const {
   return place_of(static_cast<int32_t>(stages.size()) - 1).rank;
 }
 
+std::vector<int32_t> PipelinePartition::mtp_ranks() const {
+  std::vector<int32_t> found;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    if (stages[stage].mtp_layers == 0) continue;
+    found.push_back(place_of(static_cast<int32_t>(stage)).rank);
+  }
+  sort_once(found);
+  return found;
+}
+
 std::vector<int32_t> PipelinePartition::embedding_ranks(bool tied) const {
-  std::vector<int32_t> found = {rank_of_embedding()};
+  std::vector<int32_t> found = mtp_ranks();
+  found.push_back(rank_of_embedding());
   if (tied) found.push_back(rank_of_loss());
-  if (mtp_stage() >= 0) found.push_back(rank_of_mtp());
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
+  sort_once(found);
   return found;
 }
 
@@ -434,9 +429,6 @@ OrRefusal<PipelinePartition> parse_partition(std::string_view text, int32_t laye
                     Setting::pipeline_schedule,
                     fmt::format(" zb-v places two on each rank, {} for ", 2 * int64_t{ranks}),
                     Setting::pipeline_parallel, fmt::format(" {}.", ranks)}};
-  }
-  if (const std::string problem = problem_of_mtp(partition); !problem.empty()) {
-    return refuse(problem);
   }
   return partition;
 }

@@ -31,9 +31,12 @@ int32_t stage_at(StagePlacement placement, int32_t ranks, StagePlace place);
 struct PipelineStage {
   int32_t first_layer = 0;  // of the decoder
   int32_t layers = 0;
-  int32_t mtp_layers = 0;  // multi-token prediction
+  int32_t first_mtp_layer = 0;  // of multi-token prediction: the stages before have as many
+  int32_t mtp_layers = 0;
   bool embedding = false;
-  bool loss = false;  // final norm (with MTP layers it is before these), head and loss
+  bool loss = false;  // head and loss
+  // With the final norm: before the first MTP layer, or the head.
+  bool ends_decoder() const { return first_mtp_layer == 0 && (mtp_layers > 0 || loss); }
   bool operator==(const PipelineStage&) const = default;
 };
 
@@ -47,14 +50,16 @@ struct PipelinePartition {
   // The rank of the pipeline whose stages hold this decoder layer, or, numbered after those, MTP
   // layer.
   int32_t rank_of_layer(int32_t layer) const;
-  // The stage with the MTP layers; -1: there are none.
-  int32_t mtp_stage() const;
-  int32_t rank_of_mtp() const { return place_of(mtp_stage()).rank; }
   // How many streams of [tokens, hidden] a stage gets from the one before: after MTP layers there
   // is one for each of them, too.
-  int32_t streams_into(int32_t stage) const;
+  int32_t streams_into(int32_t stage) const {
+    return 1 + stages[static_cast<size_t>(stage)].first_mtp_layer;
+  }
   int32_t rank_of_embedding() const;
+  int32_t rank_of_final_norm() const;
   int32_t rank_of_loss() const;
+  // Those with MTP layers. Ascending.
+  std::vector<int32_t> mtp_ranks() const;
   // The ranks of the pipeline that hold the word embedding or a copy of it: with the embedding,
   // with MTP layers, and with the head when it shares the embedding's weights. Ascending.
   std::vector<int32_t> embedding_ranks(bool tied) const;
@@ -87,9 +92,8 @@ OrRefusal<PipelinePartition> uneven_partition(int32_t layers, int32_t ranks, int
 // Stages as a text spells them out (Megatron's --pipeline-model-parallel-layout): E embedding, t
 // decoder layer, m MTP layer, L loss, | between stages, x*n a symbol n times, (...)*n a group n
 // times; commas and blanks mean nothing, and stages may be empty. E stands once, in the first
-// stage; L once, in the last; all m in one stage, after all t, in the last chunk of a rank that is
-// not the first (placed in a V it may be); there are `layers` t and `mtp_layers` m; the number of
-// stages is a multiple of `ranks`.
+// stage; L once, in the last; each m after all t; there are `layers` t and `mtp_layers` m; the
+// number of stages is a multiple of `ranks`.
 OrRefusal<PipelinePartition> parse_partition(std::string_view text, int32_t layers,
                                              int32_t mtp_layers, int32_t ranks,
                                              StagePlacement placement);

@@ -46,34 +46,56 @@ std::vector<NamedModel> models() {
           {"repeated_biased", with_repeated_mtp(biased, 3)}};
 }
 
+// The layouts of one model.
+class Cases {
+ public:
+  Cases(std::vector<LayoutCase>& all, const NamedModel& model) : all_(all), model_(model) {}
+
+  template <class Configure>
+  void add(const std::string& name, int32_t ranks, const Configure& configure) {
+    const bool has_experts = model_.config.num_experts > 0;
+    LayoutCase c;
+    c.name = model_.name + "_" + name;
+    c.model = model_.config;
+    c.layout.world_size = ranks;
+    c.micro_batch_size = 2;
+    c.micro_batches = 4;
+    c.sequence = 16;
+    configure(c);
+    c.layout.sequence_parallel |= has_experts;
+    if (has_experts) c.layout.expert_tensor_parallel = 1;
+    all_.push_back(c);
+  }
+
+  void pipeline(const std::string& name, int32_t ranks, PipelineSchedule schedule, int32_t chunks,
+                const std::string& stages) {
+    add(name, ranks, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = ranks;
+      c.schedule = schedule;
+      c.chunks = chunks;
+      c.stages = stages;
+      if (chunks > 1) c.micro_batches = 2 * ranks;
+    });
+  }
+
+ private:
+  std::vector<LayoutCase>& all_;
+  const NamedModel& model_;
+};
+
 std::vector<LayoutCase> cases() {
   using enum PipelineSchedule;
   std::vector<LayoutCase> all;
   for (const NamedModel& model : models()) {
     const bool has_experts = model.config.num_experts > 0;
     const std::string m(static_cast<size_t>(model.config.mtp_num_layers), 'm');
+    Cases of_model(all, model);
     const auto add = [&](const std::string& name, int32_t ranks, const auto& configure) {
-      LayoutCase c;
-      c.name = model.name + "_" + name;
-      c.model = model.config;
-      c.layout.world_size = ranks;
-      c.micro_batch_size = 2;
-      c.micro_batches = 4;
-      c.sequence = 16;
-      configure(c);
-      c.layout.sequence_parallel |= has_experts;
-      if (has_experts) c.layout.expert_tensor_parallel = 1;
-      all.push_back(c);
+      of_model.add(name, ranks, configure);
     };
     const auto pipeline = [&](const std::string& name, int32_t ranks, PipelineSchedule schedule,
                               int32_t chunks, const std::string& stages) {
-      add(name, ranks, [&](LayoutCase& c) {
-        c.layout.pipeline_parallel = ranks;
-        c.schedule = schedule;
-        c.chunks = chunks;
-        c.stages = stages;
-        if (chunks > 1) c.micro_batches = 2 * ranks;
-      });
+      of_model.pipeline(name, ranks, schedule, chunks, stages);
     };
     add("dp2", 2, [](LayoutCase&) {});
     add("tp2", 2, [](LayoutCase& c) { c.layout.tensor_parallel = 2; });
@@ -144,6 +166,96 @@ std::vector<LayoutCase> cases() {
   return all;
 }
 
+// Layers of several depths in several stages.
+std::vector<NamedModel> deep_models() {
+  std::vector<NamedModel> all;
+  for (NamedModel& model : models()) {
+    if (model.config.mtp_use_repeated_layer) continue;
+    const bool is_tied = model.config.tie_embeddings;
+    model.config.mtp_num_layers = is_tied ? 2 : 3;
+    all.push_back(std::move(model));
+  }
+  return all;
+}
+
+std::vector<LayoutCase> spread_cases() {
+  using enum PipelineSchedule;
+  std::vector<LayoutCase> all;
+  for (const NamedModel& model : deep_models()) {
+    const bool has_experts = model.config.num_experts > 0;
+    const std::string more(static_cast<size_t>(model.config.mtp_num_layers) - 1, 'm');
+    const std::string middle = more.substr(1);  // of three layers the second
+    Cases of_model(all, model);
+    of_model.pipeline("pp2_spread", 2, one_f_one_b, 1, "Ettttm|" + more + "L");
+    of_model.pipeline("pp3_spread_everywhere", 3, one_f_one_b, 1, "Ettttm|" + middle + "|mL");
+    of_model.pipeline("pp4_spread_with_gap", 4, one_f_one_b, 1, "Ettttm||" + more + "|L");
+    of_model.pipeline("pp2_last_chunk_of_first_rank", 2, one_f_one_b, 2, "Ett|tt|m" + more + "|L");
+    of_model.pipeline("pp2_spread_interleaved", 2, one_f_one_b, 2, "Ett|ttm|" + middle + "|mL");
+    of_model.pipeline("pp3_spread_interleaved", 3, one_f_one_b, 2, "Ettt|t|m|" + middle + "|m|L");
+    of_model.pipeline("pp3_spread_zb_h1", 3, zb_h1, 1, "Ettttm|" + middle + "|mL");
+    of_model.pipeline("pp4_spread_zb_h1", 4, zb_h1, 1, "Ett|ttm|" + more + "|L");
+    of_model.pipeline("pp2_spread_zb_v", 2, zb_v, 2, "Ettttm|" + middle + "|m|L");
+    of_model.add("pp3_tp2_cp2_spread_recompute", 12, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = 3;
+      c.layout.tensor_parallel = c.layout.context_parallel = 2;
+      c.layout.sequence_parallel = true;
+      c.stages = "Ettt|tm|" + more + "L";
+      c.reset_attention_mask = true;
+      c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 1};
+    });
+    of_model.add("pp2_cp2_spread_selective", 4, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = c.layout.context_parallel = 2;
+      c.stages = "Ettttm|" + more + "L";
+      c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                     .modules = {&kCoreAttentionModule, &kNormModule}};
+    });
+    of_model.add("pp2_fsdp2_spread", 4, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = 2;
+      c.stages = "Ett|ttm|" + more + "|L";
+      c.sharding = StateSharding::parameters;
+      c.early_collectives = true;
+      c.loss_chunk_tokens = 12;
+    });
+    of_model.add("pp2_dp2_optimizer_spread_per_token", 4, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = 2;
+      c.stages = "Ettttm|" + more + "L";
+      c.sharding = StateSharding::optimizer;
+      c.gradient_bucket_elements = 5000;
+      c.per_token_loss = true;
+      c.reset_attention_mask = true;
+    });
+    if (!has_experts) continue;
+    of_model.add("pp2_ep2_spread_alltoall", 4, [&](LayoutCase& c) {
+      c.layout.expert_parallel = c.layout.pipeline_parallel = 2;
+      c.stages = "Ettttm|" + more + "L";
+      c.dispatcher = TokenDispatcher::alltoall;
+      c.ignore_padding = true;
+      c.per_token_loss = true;
+    });
+    of_model.add("pp2_ep2_spread_merged", 4, [&](LayoutCase& c) {
+      c.layout.expert_parallel = c.layout.pipeline_parallel = 2;
+      c.stages = "Ett|tt|m" + middle + "|mL";
+      c.chunks = 2;
+      c.dispatcher = TokenDispatcher::alltoall;
+      c.merged = true;
+      c.overlap = {.delay_weight_gradients = true};
+    });
+  }
+  for (const NamedModel& model : models()) {
+    if (!model.config.mtp_use_repeated_layer) continue;
+    const std::string more(static_cast<size_t>(model.config.mtp_num_layers) - 1, 'm');
+    Cases of_model(all, model);
+    of_model.pipeline("pp2_two_stages_of_one_rank", 2, one_f_one_b, 2, "Ett|ttm||" + more + "L");
+    of_model.pipeline("pp2_zb_v_two_stages_of_one_rank", 2, zb_v, 2, "Ett|ttm|" + more + "|L");
+    of_model.add("pp2_fsdp2_two_stages_of_one_rank", 4, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = 2;
+      c.stages = "Ettttm||" + more + "|L";
+      c.sharding = StateSharding::parameters;
+    });
+  }
+  return all;
+}
+
 class MtpLayout : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(MtpLayout, EqualsOneRank) {
@@ -151,6 +263,8 @@ TEST_P(MtpLayout, EqualsOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, MtpLayout, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Spread, MtpLayout, ::testing::ValuesIn(spread_cases()),
                          [](const auto& info) { return info.param.name; });
 
 // The comparison above would hold as well if shifting ignored documents, or weights did.
@@ -197,6 +311,11 @@ TEST(Mtp, LoadsMoveTheBiasOfEachExpert) {
 TEST(Mtp, PlannedRunsEqualTheOracle) {
   for (const LayoutCase& c : cases()) {
     if (!c.name.ends_with("_alone")) continue;
+    SCOPED_TRACE(c.name);
+    expect_same_bits(run_layout(c), run_layout(c, {.oracle = true}));
+  }
+  for (const LayoutCase& c : spread_cases()) {
+    if (!c.name.ends_with("_interleaved") && !c.name.ends_with("_zb_v")) continue;
     SCOPED_TRACE(c.name);
     expect_same_bits(run_layout(c), run_layout(c, {.oracle = true}));
   }

@@ -39,7 +39,7 @@ std::string inputs_of(const ModelConfig& config, int32_t stage, bool with_labels
   partition.stages = {{.first_layer = 0, .layers = 2, .embedding = true},
                       {.first_layer = 2, .layers = 2},
                       {.first_layer = 4, .mtp_layers = 1},
-                      {.first_layer = 4, .loss = true}};
+                      {.first_layer = 4, .first_mtp_layer = 1, .loss = true}};
   const ModelPart part{.run = std::make_shared<const RunLayout>(RunLayout{layout, partition, {}}),
                        .rank = layout.rank_of(DensePlace{.pp = stage})};
   Program program(std::make_shared<StateTable>());

@@ -62,7 +62,8 @@ TEST(PipelinePartition, ReadsTheExampleWithMtp) {
   }
   EXPECT_EQ(partition.stages[30].mtp_layers, 1);
   EXPECT_EQ(partition.place_of(30), (StagePlace{14, 1}));
-  EXPECT_EQ(partition.stages[31], (PipelineStage{.first_layer = 61, .loss = true}));
+  EXPECT_EQ(partition.stages[31],
+            (PipelineStage{.first_layer = 61, .first_mtp_layer = 1, .loss = true}));
   EXPECT_EQ(partition.place_of(31), (StagePlace{15, 1}));
   EXPECT_EQ(partition.rank_of_layer(60), 13);
   EXPECT_EQ(partition.rank_of_layer(61), 14);
@@ -79,6 +80,30 @@ TEST(PipelinePartition, EmptyStagesBlanksAndNestedRepetitions) {
   EXPECT_EQ(parse(to_text(partition), 4, 3).stages, partition.stages)
       << "the text written from a partition reads as that partition";
   EXPECT_EQ(parse("Et*0tL", 1, 1).stages.size(), 1U);
+}
+
+// Also on the first rank, in any chunk, and with stages between them.
+TEST(PipelinePartition, MtpMayStandInSeveralStages) {
+  const PipelinePartition partition = parse("Ett|tm||m|mm|L", 3, 3, 4);
+  EXPECT_EQ(partition.chunks, 2);
+  EXPECT_EQ(partition.stages[1], (PipelineStage{.first_layer = 2, .layers = 1, .mtp_layers = 1}));
+  EXPECT_EQ(partition.stages[2], (PipelineStage{.first_layer = 3, .first_mtp_layer = 1}));
+  EXPECT_EQ(partition.stages[4],
+            (PipelineStage{.first_layer = 3, .first_mtp_layer = 2, .mtp_layers = 2}));
+  EXPECT_EQ(partition.stages[5],
+            (PipelineStage{.first_layer = 3, .first_mtp_layer = 4, .loss = true}));
+  std::vector<int32_t> streams;
+  for (int32_t stage = 1; stage < 6; ++stage) streams.push_back(partition.streams_into(stage));
+  EXPECT_EQ(streams, (std::vector<int32_t>{1, 2, 2, 3, 5}));
+  std::vector<int32_t> ranks;
+  for (int32_t layer = 0; layer < 7; ++layer) ranks.push_back(partition.rank_of_layer(layer));
+  EXPECT_EQ(ranks, (std::vector<int32_t>{0, 0, 1, 1, 0, 1, 1}));
+  EXPECT_EQ(partition.rank_of_final_norm(), 1);
+  EXPECT_EQ(partition.rank_of_loss(), 2);
+  EXPECT_EQ(partition.mtp_ranks(), (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(partition.embedding_ranks(/*tied=*/false), (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(partition.embedding_ranks(/*tied=*/true), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(to_text(partition), "Et*2|tm||m|m*2|L");
 }
 
 // Where stages go down the ranks and up again, the first rank has the last one, too.
@@ -124,10 +149,9 @@ TEST(PipelinePartition, RefusesStagesThatBreakARule) {
   expect_refused("Et|t|tL", 3, 2, "3 stages, which is not a multiple of");
   expect_refused("Et|t|t|tL", 4, 3, "Nearest sizes: 2 or 4; or add 2 empty stages");
   expect_refused("Et|m|tL", 2, 3, "must come after all decoder layers", 1);
-  expect_refused("Ett|m|mL", 2, 3, "must stand in one stage", 2);
   expect_refused("Ett|m|L|", 2, 2, "at the very end", 1);
-  expect_refused("Ett|m||L", 2, 2, "in the last chunk of a rank", 1);
-  expect_refused("Et|t|m|L", 2, 2, "cannot stand on the first rank", 1);
+  expect_refused("Ett|mL|m", 2, 3, "at the very end", 2);
+  expect_refused("Etm|tmL", 2, 2, "must come after all decoder layers", 2);
   expect_refused("Et|tL", 2, 2, "zb-v places two on each rank", 0, StagePlacement::v);
 }
 
