@@ -369,8 +369,10 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   const Options options =
       with_expert_room(with_fp8_modules(measured, config, figures_of_gpu(asked)), config,
                        usable_bytes_of_gpu(asked));
-  const std::string note = note_on_fp8_modules(asked, options);
-  if (!note.empty() && leads(processes)) print_note(note);
+  for (const std::string& note :
+       {note_on_fp8_modules(asked, options), note_on_stash(asked, options)}) {
+    if (!note.empty() && leads(processes)) print_note(note);
+  }
   const StepSpec spec = step_spec_of(options, config, processes);
   run_all_ranks(
       device_spec_of(options), processes,

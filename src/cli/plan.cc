@@ -199,8 +199,9 @@ ExitStatus run_plan(const Options& asked) {
   const ModelConfig config = load_model_config(asked);
   const Options in_8_bits = with_fp8_modules(asked, config, figures_of_gpu(asked));
   const Options options = with_expert_room(in_8_bits, config, usable_bytes_of_gpu(asked));
-  if (const std::string note = note_on_fp8_modules(asked, options); !note.empty()) {
-    print_note(note);
+  for (const std::string& note :
+       {note_on_fp8_modules(asked, options), note_on_stash(asked, options)}) {
+    if (!note.empty()) print_note(note);
   }
   const StepSpec step = step_spec_of(options, config);
   const Layout& layout = step.layout->layout;

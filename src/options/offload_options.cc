@@ -12,8 +12,6 @@
 namespace troupe {
 namespace {
 
-constexpr double kUsualStash = 1.1;  // Megatron's
-
 void choose_offload_module(const std::string& name, const ModelConfig& config,
                            OffloadOptions& chosen) {
   const ModuleSet modules = modules_named(&ModuleSpec::offload, name);
@@ -61,7 +59,7 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
 
 StashOptions stash_options_of(const Options& options, const ModelConfig& config) {
   const Options defaults;
-  if (!options.moe_paged_stash) {
+  if (!options.moe_paged_stash.value_or(false)) {
     constexpr std::string_view kNeeded = "moe-paged-stash";
     refuse_without(options.moe_paged_stash_buffer_size_factor_cuda.has_value(),
                    "moe-paged-stash-buffer-size-factor-cuda", kNeeded);

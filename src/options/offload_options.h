@@ -12,6 +12,9 @@
 
 namespace troupe {
 
+// StashOptions::factor where none is chosen: Megatron's.
+inline constexpr double kUsualStash = 1.1;
+
 OffloadOptions offload_options_of(const Options& options, const ModelConfig& config);
 
 StashOptions stash_options_of(const Options& options, const ModelConfig& config);

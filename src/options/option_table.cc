@@ -1663,6 +1663,8 @@ constexpr OptionSpec kOptions[] = {
      .help = "Where ranks share the experts: what these keep for the backward pass is packed, so "
              "that --moe-expert-rank-capacity-factor counts for one layer at a time, and not for "
              "what all layers keep. A step that needs more runs again in rounds of tokens.",
+     .unset = "auto: where room for 1.5 times an even load does not fit the GPU without it; on a "
+              "CPU not",
      .commands = kCompute},
     {.name = "moe-paged-stash-buffer-size-factor-cuda",
      .member = &Options::moe_paged_stash_buffer_size_factor_cuda,

@@ -319,7 +319,7 @@ struct Options {
   std::vector<std::string> offload_modules;
   int64_t min_offloaded_tensor_size = 1024 * 1024;  // elements
   double activation_offload_fraction = 1.0;
-  bool moe_paged_stash = false;
+  std::optional<bool> moe_paged_stash;
   std::optional<double> moe_paged_stash_buffer_size_factor_cuda;  // times what is expected
   int32_t moe_paged_stash_page_size = 64;                         // rows of the hidden size
   bool optimizer_cpu_offload = false;

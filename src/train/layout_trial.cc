@@ -172,7 +172,10 @@ LayoutTrial try_out(const Options& asked, const ModelConfig& config, const GpuCl
 
 void choose_room(const Options& asked, const ModelConfig& config, const GpuCluster& cluster,
                  LayoutTrial& trial) {
-  const Options options = with_expert_room(asked, config, usable_bytes_of_gpu(asked));
+  Options timed = asked;
+  // Unless it was asked for the time is that of a step without.
+  timed.moe_paged_stash = asked.moe_paged_stash.value_or(false);
+  const Options options = with_expert_room(timed, config, usable_bytes_of_gpu(asked));
   const int32_t micro_batches = micro_batches_of(options, config);
   const ShortStep step(options, std::make_shared<const Model>(config), cluster, micro_batches,
                        kFullRounds);

@@ -16,6 +16,7 @@
 #include "options/step_spec.h"
 #include "plan/fallback_step.h"
 #include "plan/step_time.h"
+#include "train/expert_room_choice.h"
 #include "train/planned_program.h"
 #include "train/terminal.h"
 
@@ -26,8 +27,6 @@ constexpr int32_t kMostRanks = 1024;
 // Each plans a whole step, and the other ranks wait meanwhile.
 constexpr int32_t kRankCountsTried = 4;
 constexpr double kLeastSaving = 0.05;
-// Of experts, times an even load: enough for routers that are balanced by a loss or a bias.
-constexpr double kUsualRoom = 1.5;
 constexpr size_t kFlagsColumn = 16;  // where the flags begin in a line
 
 using Flag = std::pair<std::string, std::string>;  // name and value
@@ -48,10 +47,10 @@ std::vector<Flags> candidates_of(const Options& options) {
   if (!options.recompute_granularity) candidates.push_back(full_recompute());
   if (options.expert_model_parallel_size > 1 &&
       (options.moe_expert_rank_capacity_factor.value_or(0) == 0 ||
-       *options.moe_expert_rank_capacity_factor > kUsualRoom)) {
-    candidates.push_back({{"moe-expert-rank-capacity-factor", fmt::format("{}", kUsualRoom)}});
+       *options.moe_expert_rank_capacity_factor > kEnoughRoom)) {
+    candidates.push_back({{"moe-expert-rank-capacity-factor", fmt::format("{}", kEnoughRoom)}});
   }
-  if (options.expert_model_parallel_size > 1 && !options.moe_paged_stash) {
+  if (options.expert_model_parallel_size > 1 && !options.moe_paged_stash.value_or(false)) {
     candidates.push_back({{"moe-paged-stash", ""}});
   }
   if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {

@@ -417,7 +417,10 @@ Options choose_for_gpus(const Options& options, ProcessGroup* processes) {
 ExitStatus train(const Options& options, ProcessGroup* processes) {
   const Options chosen = choose_for_gpus(options, processes);
   const RunLog log(report_spec_of(chosen), leads(processes));
-  if (const std::string note = note_on_fp8_modules(options, chosen); !note.empty()) log.say(note);
+  for (const std::string& note :
+       {note_on_fp8_modules(options, chosen), note_on_stash(options, chosen)}) {
+    if (!note.empty()) log.say(note);
+  }
   const LoadedCheckpoint loaded = find_loaded(load_spec_of(chosen), chosen.save, log);
   const RunSpec spec = run_spec_of(chosen, loaded.args, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks

@@ -214,6 +214,31 @@ class PlanGpus(unittest.TestCase):
             second = document["best"][1]
             self.assertEqual(second["expert_room"], room)
 
+    # Too little memory for 1.5 times an even load, by the plan without a stash.
+    def test_a_stash_is_taken_where_the_room_is_too_small(self):
+        flags = ["--model", "mixtral-8x7b", "--num-layers", 8, "--expert-model-parallel-size", 8,
+                 "--use-distributed-optimizer", "--seq-length", 4096, "--micro-batch-size", 2,
+                 "--bf16"]
+
+        def plan_with(gib, *more):
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "mine.toml"
+                path.write_text(re.sub(r"memory_gib = [\d.]+", f"memory_gib = {gib}", h100()))
+                return run("plan", *flags, "--gpus", f"8x{path}", *more)
+
+        room = ["--moe-expert-rank-capacity-factor", "1.5"]
+        needed = json.loads(plan_with(80, *room, "--json").stdout)["needed_bytes"] / 2**30
+        enough = plan_with(1.2 * needed)  # evaluation takes some, and CUDA
+        self.assertEqual(enough.returncode, 0, enough.stdout + enough.stderr)
+        self.assertEqual(enough.stderr, "")
+        less = plan_with(1.04 * needed)
+        self.assertEqual(less.returncode, 0, less.stdout + less.stderr)
+        self.assertRegex(less.stderr, "^Note: --moe-paged-stash is on, .*3.6 to 5.3 % of the time")
+        self.assertEqual(len(less.stderr.splitlines()), 1, less.stderr)
+        self.assertIn("what experts keep: ", less.stdout)
+        for given in (["--moe-paged-stash=false"], ["--moe-paged-stash"], room):
+            self.assertEqual(plan_with(1.04 * needed, *given).stderr, "")
+
     def test_loads_that_cannot_be(self):
         for load, words in {"dirichlet:0": ("0.001", "dirichlet:1"), "dirichlet:nan": ("number",),
                             "dirichlet:1x": ("number",), "uneven": ("no such run", "even"),
