@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "options/options.h"
+#include "train/routing_watch.h"
 #include "train/terminal.h"
 
 namespace troupe {
@@ -344,15 +345,10 @@ void describe_events(const RunRecord& run, std::string& text) {
     std::vector<int64_t> steps;
     for (const RoomOverflow& overflow : run.overflows) steps.push_back(overflow.step);
     const auto [room, stash] = needed_by(run.overflows);
-    std::vector<std::string> flags;
-    if (room > 0) flags.push_back(fmt::format("--moe-expert-rank-capacity-factor {:.2f}", room));
-    if (stash > 0) {
-      flags.push_back(fmt::format("--moe-paged-stash-buffer-size-factor-cuda {:.2f}", stash));
-    }
     add_line(text, "overflow",
              fmt::format("the experts' room did not suffice in {} logged steps, which ran in "
                          "rounds: {}. {} would do.",
-                         steps.size(), list_of(steps), fmt::join(flags, " and ")));
+                         steps.size(), list_of(steps), sufficient_room(room, stash)));
   }
   for (const std::string& note : run.notes) add_line(text, "note", note);
 }

@@ -88,6 +88,16 @@ TEST(RunReport, TheRoomThatWasNeededIsTheLargest) {
   EXPECT_EQ(needed(), 0.75);
 }
 
+// Rounded up, as what is named must suffice.
+TEST(RunReport, TheRoomThatIsNamedSuffices) {
+  RunRecord run = run_of_steps(1);
+  run.overflows.push_back(
+      {.step = 1, .rooms_lacked = 1, .room_needed = 1.502, .stash_needed = 1.203});
+  const std::string text = report_text({&run, 1}, {});
+  EXPECT_NE(text.find("--moe-expert-rank-capacity-factor 1.51 and"), std::string::npos) << text;
+  EXPECT_NE(text.find("--moe-paged-stash-buffer-size-factor-cuda 1.21"), std::string::npos) << text;
+}
+
 // Of 300 points the first and the last are those of the run.
 TEST(RunReport, AxesHaveAtMostThreeHundredPoints) {
   for (const int64_t count : {1, 2, 299, 300, 301, 598}) {
