@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -38,13 +39,30 @@ Flags full_recompute() {
           {"recompute-num-layers", "1"}};
 }
 
+// Of modules that take less time than whole layers.
+Flags selective_recompute(const ModelConfig& config) {
+  Flags flags = {{"recompute-granularity", "selective"}, {"recompute-modules", "layernorm"}};
+  const auto add = [&](const char* module) { flags.emplace_back("recompute-modules", module); };
+  if (config.num_experts > 0) add("moe_act");
+  if (config.multi_latent_attention) add("mla_up_proj");
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.is_moe_layer(layer)) continue;
+    add("mlp");
+    break;
+  }
+  return flags;
+}
+
 // What can be asked for beside these options.
 std::vector<Flags> candidates_of(const Options& options) {
   std::vector<Flags> candidates;
   if (options.micro_batch_size > 1) {
     candidates.push_back({{"micro-batch-size", std::to_string(options.micro_batch_size / 2)}});
   }
-  if (!options.recompute_granularity) candidates.push_back(full_recompute());
+  if (!options.recompute_granularity) {
+    candidates.push_back(selective_recompute(load_model_config(options)));
+    candidates.push_back(full_recompute());
+  }
   if (options.expert_model_parallel_size > 1 &&
       (options.moe_expert_rank_capacity_factor.value_or(0) == 0 ||
        *options.moe_expert_rank_capacity_factor > kEnoughRoom)) {
@@ -72,11 +90,14 @@ std::vector<Flags> candidates_of(const Options& options) {
   return candidates;
 }
 
+// The values of a list follow its flag.
 std::string text_of(const Flags& flags) {
   std::string text;
+  std::string_view last;
   for (const auto& [name, value] : flags) {
-    text +=
-        fmt::format("{}--{}{}{}", text.empty() ? "" : " ", name, value.empty() ? "" : " ", value);
+    if (name != last) text += fmt::format("{}--{}", text.empty() ? "" : " ", name);
+    if (!value.empty()) text += " " + value;
+    last = name;
   }
   return text;
 }

@@ -28,7 +28,7 @@ struct MemoryRemedy {
 // Of a rank of a run with these options, which need `bytes`: what saves at least a twentieth, what
 // costs least time first, or what saves most where times are not known. The last one may be more
 // ranks, each on a GPU or machine of its own with `available` bytes, where that is what makes it
-// fit. Plans at most eleven steps.
+// fit. Plans at most twelve steps.
 std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, uint64_t bytes,
                                         uint64_t available);
 

@@ -68,6 +68,44 @@ TEST(MemoryRemedies, LessRoomForExpertsWhereTheyHaveMore) {
   EXPECT_FALSE(proposes({"--moe-expert-rank-capacity-factor", "1.25"}));
 }
 
+// What is on already, be it chosen by itself, is not proposed.
+TEST(MemoryRemedies, AStashWhereThereIsNone) {
+  const auto proposes = [](bool has_stash) {
+    const std::vector<std::string> words = {
+        "plan", "--model", "quickstart", "--seq-length",
+        "128",  "--ranks", "4",          "--expert-model-parallel-size",
+        "4"};
+    Options options = parse_command_line(words).options;
+    if (has_stash) options.moe_paged_stash = true;
+    const uint64_t plenty = uint64_t{1} << 40;
+    bool found = false;
+    for (const MemoryRemedy& each : find_remedies(options, /*rank=*/0, plenty, plenty)) {
+      found |= each.flags == "--moe-paged-stash";
+    }
+    return found;
+  };
+  EXPECT_TRUE(proposes(false));
+  EXPECT_FALSE(proposes(true));
+}
+
+// Modules that the model has.
+TEST(MemoryRemedies, ModulesToComputeAgain) {
+  const auto modules = [](std::vector<std::string> model) {
+    model.insert(model.begin(), {"plan", "--bf16", "--seq-length", "128", "--model"});
+    const Options options = parse_command_line(model).options;
+    const uint64_t plenty = uint64_t{1} << 50;
+    for (const MemoryRemedy& each : find_remedies(options, /*rank=*/0, plenty, plenty)) {
+      const std::string begin = "--recompute-granularity selective --recompute-modules ";
+      if (each.flags.starts_with(begin)) return each.flags.substr(begin.size());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(modules({"quickstart"}), "layernorm moe_act");
+  EXPECT_EQ(modules({"deepseek-v3", "--num-layers", "4", "--num-experts", "16"}),
+            "layernorm moe_act mla_up_proj mlp");
+  EXPECT_EQ(modules({"quickstart", "--recompute-granularity", "selective"}), "");
+}
+
 std::string remedies(const std::vector<std::string>& more, uint64_t bytes, uint64_t available,
                      int32_t rank = 0) {
   std::vector<std::string> words = {"plan", "--model",   "quickstart", "--seq-length",
@@ -91,6 +129,8 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "    260.22 MiB  --moe-paged-stash\n"
             "    267.79 MiB  --moe-expert-rank-capacity-factor 1.5\n"
             "    269.90 MiB  --use-distributed-optimizer\n"
+            "    271.13 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act\n"
             "    302.68 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16\n"
             "    210.43 MiB  --ranks 8 --use-megatron-fsdp (on as many machines of this size)\n");
@@ -107,6 +147,8 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "     94.00 MiB  --recompute-granularity full --recompute-method uniform\n"
             "                --recompute-num-layers 1\n"
             "     96.44 MiB  --micro-batch-size 1\n"
+            "    102.53 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act\n"
             "    105.13 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16\n");
   EXPECT_EQ(remedies({}, 1000, 1),
@@ -119,6 +161,8 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "     95.46 MiB  --use-distributed-optimizer (-9 % time)\n"
             "    142.47 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16 (-2 % time)\n"
+            "    169.89 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act (+4 % time)\n"
             "    165.58 MiB  --recompute-granularity full --recompute-method uniform\n"
             "                --recompute-num-layers 1 (+16 % time)\n"
             "     61.25 MiB  --use-megatron-fsdp (+74 % time)\n"
