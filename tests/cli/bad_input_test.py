@@ -620,7 +620,7 @@ class BadInput(unittest.TestCase):
     def test_disk_full_while_logging(self):
         # It trains to the end, where saving fails for the same reason.
         save = self.folder / "save"
-        done = run(*train("--save", save, iters=100), preexec_fn=limit_files(4000))
+        done = run(*train("--save", save, iters=100), preexec_fn=limit_files(8000))
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stderr.count("metrics.jsonl cannot be written: File too large"), 1,
                          done.stderr)
