@@ -12,23 +12,14 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import CONFIG, HERE, main, metrics, run, write_corpus
+from program_runs import CONFIG, GLM, HERE, main, metrics, run, write_corpus
 
-# An architecture whose folders have layers of multi-token prediction.
-GLM = {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "first_k_dense_replace": 1,
-    "intermediate_size": 48,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_nextn_predict_layers": 2,
-}
 PREDICTION = ("--mtp-num-layers", 2)
 
 
 def setUpModule():
-    (HERE.folder / "config.json").write_text(json.dumps(CONFIG | GLM))
+    config = CONFIG | GLM | {"num_nextn_predict_layers": 2}
+    (HERE.folder / "config.json").write_text(json.dumps(config))
     write_corpus(60, 50)
 
 

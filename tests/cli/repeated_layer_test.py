@@ -13,21 +13,11 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from program_runs import CONFIG, HERE, main, metrics, run, write_corpus
+from program_runs import CONFIG, GLM, HERE, main, metrics, run, write_corpus
 
 DEPTHS = 2
 REPEATED = ("--mtp-num-layers", DEPTHS, "--mtp-use-repeated-layer")
 LAYERS, TOPK, BATCH, SEQUENCE = 2, 2, 4, 32
-# An architecture whose folders have layers of multi-token prediction, with a bias of experts.
-GLM = {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "first_k_dense_replace": 1,
-    "intermediate_size": 48,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_nextn_predict_layers": 1,
-}
 
 
 def setUpModule():

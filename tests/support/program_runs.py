@@ -40,6 +40,17 @@ CONFIG = {
     "norm_topk_prob": True,
     "router_aux_loss_coef": 0.01,
 }
+# What makes of it an architecture whose folders have layers of multi-token prediction, with a bias
+# of experts.
+GLM = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "first_k_dense_replace": 1,
+    "intermediate_size": 48,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
+}
 
 
 def command(*arguments):
