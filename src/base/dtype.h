@@ -56,14 +56,14 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-// Those that operations compute in.
-constexpr bool is_float(DType dtype) {
-  return size_of(dtype) > 1 && dtype != DType::i64 && dtype != DType::i32;
-}
-
 // Those of two bytes: sums are f32, and so are the master weights of parameters.
 constexpr bool is_half(DType dtype) {
   return dtype == DType::bf16 || dtype == DType::f16;
+}
+
+// Those that operations compute in.
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::f64 || dtype == DType::f32 || is_half(dtype);
 }
 
 // Codes of numbers in 8 bits.
@@ -132,9 +132,10 @@ struct f16 {
   f16() = default;
   explicit f16(float value) : bits(nearest_code<uint16_t, 10, 15>(value, 0x7c00U, 0x7e00U)) {}
   explicit f16(double value) : f16(static_cast<float>(value)) {}
-  operator float() const {
+  constexpr operator float() const {
     const uint32_t magnitude = bits & 0x7fffU;
-    // As of the 8-bit formats below; the biases differ by 112.
+    // The code's exponent and mantissa stand in a float's place; their biases differ by 112. A code
+    // without exponent is a subnormal float, which the product makes normal.
     const uint32_t special = magnitude >= 0x7c00U ? 0x7f800000U : 0U;
     const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | special |
@@ -157,8 +158,7 @@ struct f8e4m3 {
   }
   constexpr operator float() const {
     const uint32_t magnitude = bits & 0x7fU;
-    // The code's exponent and mantissa stand in a float's place; their biases differ by 120. A code
-    // without exponent is a subnormal float, which the product makes normal.
+    // As of f16; the biases differ by 120.
     const uint32_t nan = magnitude == 0x7fU ? 0x7fc00000U : 0U;
     const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120F;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | nan |
@@ -179,12 +179,9 @@ struct f8e5m2 {
     return {nearest_code<uint8_t, 2, 15>(value, 0x7bU, 0x7fU)};
   }
   constexpr operator float() const {
-    const uint32_t magnitude = bits & 0x7fU;
-    // As above; the biases differ by 112.
-    const uint32_t special = magnitude >= 0x7cU ? 0x7f800000U : 0U;
-    const float value = std::bit_cast<float>(magnitude << 21) * 0x1p112F;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | special |
-                                static_cast<uint32_t>(bits & 0x80U) << 24);
+    f16 half;
+    half.bits = static_cast<uint16_t>(bits << 8);
+    return half;
   }
 };
 static_assert(sizeof(f8e5m2) == 1);

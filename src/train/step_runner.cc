@@ -188,12 +188,12 @@ void StepRunner::write_rates(const TrainingPosition& position, StepMetrics& metr
 void StepRunner::advance(TrainingPosition& position, StepMetrics& metrics) const {
   position.step += 1;
   position.consumed_samples += metrics.batch_size;
-  const LossScale scale = spec_.loss_scaling.before(position.loss_scale);
-  const bool overflowed =
-      metrics.skipped && !std::isfinite(*running_->view(now_->grad_norm).as<double>());
-  const bool scale_may_end_it =
-      now_->loss_scale.valid() && overflowed && spec_.loss_scaling.can_fall(scale);
+  bool scale_may_end_it = false;
   if (now_->loss_scale.valid()) {
+    const LossScale scale = spec_.loss_scaling.before(position.loss_scale);
+    const bool overflowed =
+        metrics.skipped && !std::isfinite(*running_->view(now_->grad_norm).as<double>());
+    scale_may_end_it = overflowed && spec_.loss_scaling.can_fall(scale);
     position.loss_scale = spec_.loss_scaling.after(scale, overflowed);
   }
   if (metrics.skipped) {
