@@ -16,11 +16,6 @@ int DeviceSpec::threads_per_rank() const {
 }
 
 DeviceSpec device_spec_of(const Options& options) {
-  if (options.compute_dtype == DType::f16 && options.device == Device::cuda) {
-    throw_bad_request(
-        "--fp16: only the CPU computes in it. On GPUs use --bf16, which is as fast and needs no "
-        "loss scale.");
-  }
   return {.device = options.device,
           .ranks = options.ranks,
           .ranks_per_gpu = options.ranks_per_gpu,

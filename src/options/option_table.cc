@@ -903,7 +903,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kModel,
      .metavar = "TYPE",
      .help = "Type of activations and of the weights they meet. fp64 is the type to check other "
-             "results with; fp16 runs on the CPU alone.",
+             "results with; fp16 trains with a loss scale (--loss-scale).",
      .commands = kCompute},
     {.name = "bf16",
      .member = kChoiceMember<&Options::compute_dtype, kComputeDtypes>,

@@ -38,7 +38,7 @@ struct GpuModel {
   double storage_bandwidth = 0;  // bytes per second that all nodes write together; 0: not known
 
   double product_flops(DType dtype) const {
-    if (dtype == DType::bf16) return bf16_flops;
+    if (is_half(dtype)) return bf16_flops;
     return dtype == DType::f64 ? f64_flops : f32_flops;
   }
 };

@@ -79,8 +79,7 @@ using CpuKernel = void (*)(const KernelArguments&);
 // Kernel<T>::run for T = double, float, bf16 or f16 according to `dtype`; used by CpuSpec::kernel.
 template <template <class> class Kernel>
 CpuKernel select_float_kernel(DType dtype) {
-  if (dtype == DType::f16) return &Kernel<f16>::run;
-  return select_kernel_of<Kernel, bf16>(dtype);
+  return select_kernel_of<Kernel, bf16, f16>(dtype);
 }
 
 }  // namespace troupe

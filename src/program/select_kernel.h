@@ -6,8 +6,8 @@
 
 namespace troupe {
 
-// Kernel<T>::run for T = double, float or `Bf16` according to `dtype`. Pure.
-template <template <class> class Kernel, class Bf16>
+// Kernel<T>::run for T = double, float, `Bf16` or `F16` according to `dtype`. Pure.
+template <template <class> class Kernel, class Bf16, class F16>
 auto select_kernel_of(DType dtype) -> decltype(&Kernel<double>::run) {
   switch (dtype) {
     case DType::f64:
@@ -16,6 +16,8 @@ auto select_kernel_of(DType dtype) -> decltype(&Kernel<double>::run) {
       return &Kernel<float>::run;
     case DType::bf16:
       return &Kernel<Bf16>::run;
+    case DType::f16:
+      return &Kernel<F16>::run;
     default:
       break;
   }

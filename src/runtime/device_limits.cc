@@ -61,6 +61,7 @@ std::vector<std::byte> random_matrix(DType dtype, int64_t elements) {
     if (dtype == DType::f64) append(value);
     if (dtype == DType::f32) append(static_cast<float>(value));
     if (dtype == DType::bf16) append(bf16(value));
+    if (dtype == DType::f16) append(f16(value));
   }
   std::vector<std::byte> matrix(static_cast<size_t>(elements) * size_of(dtype));
   for (size_t at = 0; at < matrix.size(); at += pattern.size()) {
@@ -72,7 +73,7 @@ std::vector<std::byte> random_matrix(DType dtype, int64_t elements) {
 }  // namespace
 
 double measure_device_matmul_limit(DType dtype) {
-  const int64_t side = dtype == DType::bf16 ? 8192 : 4096;
+  const int64_t side = is_half(dtype) ? 8192 : 4096;
   const std::vector<std::byte> numbers = random_matrix(dtype, side * side);
   const DeviceMemory left(numbers.size(), kPurpose);
   const DeviceMemory right(numbers.size(), kPurpose);

@@ -22,7 +22,7 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
     case SlowKernel::no:
       break;
     case SlowKernel::dtype:
-      return {"the fast kernels take bf16 alone", "Use --bf16"};
+      return {"the fast kernels are for bf16", "Use --bf16"};
     case SlowKernel::mixed_dtypes:
       return {"cuBLASLt does not combine these dtypes", "Use --moe-router-dtype fp32"};
     case SlowKernel::bias_dtype:

@@ -120,9 +120,23 @@ class HalfPrecision(unittest.TestCase):
             done = train("refused", *flags)
             self.assertEqual(done.returncode, 2, flags)
             self.assertIn(said, done.stderr)
-        done = run("plan", "--model", "quickstart", "--fp16", "--gpus", "8xh100")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("On GPUs use --bf16", done.stderr)
+
+    def test_plans_of_gpus(self):
+        """Attention and experts have the kernels of bf16, the router's gradients slow ones."""
+        variants, slow = {}, {}
+        for dtype in "bf16", "fp16":
+            done = run("plan", "--model", "quickstart", "--" + dtype, "--gpus", "1xh100", "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            kernels = json.loads(done.stdout)["rank_classes"][0]["kernels"]
+            variants[dtype] = {(k["kind"], k["variant"]) for k in kernels if not k["slow"]}
+            slow[dtype] = {k["kind"] for k in kernels if k["slow"]}
+        self.assertEqual(slow, {"bf16": set(),
+                                "fp16": {"linear_data_gradient", "linear_weight_gradient"}})
+        self.assertIn(("attention", "cudnn"), variants["fp16"])
+        self.assertIn(("grouped_linear", "sm90"), variants["fp16"])
+        self.assertEqual({kind for kind, _ in variants["bf16"] - variants["fp16"]},
+                         slow["fp16"])
+        self.assertIn("Use --bf16 to get fast ones", done.stderr)
 
 
 if __name__ == "__main__":

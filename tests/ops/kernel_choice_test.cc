@@ -94,6 +94,7 @@ TEST(KernelChoice, OfProductsOfExperts) {
       {kHopper, {.inputs = 132}, "plain tiles", SlowKernel::row_bytes},
       {kHopper, {.outputs = 75}, "plain tiles", SlowKernel::row_bytes},
       {kHopper, {.dtype = DType::f32}, "plain tiles", SlowKernel::dtype},
+      {kHopper, {.dtype = DType::f16, .bound = 8 * 256}, "sm90 pair", SlowKernel::no},
       {kAmpere, {}, "plain tiles", SlowKernel::compute_capability},
       {kBlackwell, {}, "plain tiles", SlowKernel::compute_capability},
       {kAmpere, {.dtype = DType::f64}, "plain tiles", SlowKernel::dtype},
@@ -144,7 +145,9 @@ TEST(KernelChoice, OfAttention) {
   };
   expect("cudnn", SlowKernel::no);
   expect("plain tiles", SlowKernel::dtype, DType::f32);
+  expect("cudnn", SlowKernel::no, DType::f16);
   expect("sm90", SlowKernel::no, DType::bf16, true);
+  expect("plain tiles", SlowKernel::dtype, DType::f16, true);
   EXPECT_EQ(choose_attention_of(a, DType::bf16, true, {.compute_capability = 80}).slow,
             SlowKernel::compute_capability);
   a.window = 16;
@@ -292,7 +295,7 @@ TEST(KernelChoice, OfDenseProducts) {
     EXPECT_EQ(choice.slow, slow) << name_of(dtype);
     EXPECT_EQ(choice.needs.scratch, uint64_t{32} << 20);
   };
-  for (const DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64}) {
     expect(dtype, LinearOutput::compute, false, "cublaslt", SlowKernel::no);
     expect(dtype, LinearOutput::accumulation, false, "cublaslt", SlowKernel::no);
   }
@@ -303,11 +306,16 @@ TEST(KernelChoice, OfDenseProducts) {
 }
 
 TEST(KernelChoice, OfGradientsOfRouterLogits) {
-  const KernelChoice choice = choose(kHopper, [&](Builder& builder) {
-    const ValueId dy = builder.input("dy", DType::f32, {32, 16});
-    const ValueId weight = builder.input("weight", DType::bf16, {16, 64});
-    builder.emit(kLinearDataGradient, Attributes(NoAttributes()), {dy, weight}, "dx");
-  });
+  const auto choose_with = [](DType weights) {
+    return choose(kHopper, [&](Builder& builder) {
+      const ValueId dy = builder.input("dy", DType::f32, {32, 16});
+      const ValueId weight = builder.input("weight", weights, {16, 64});
+      builder.emit(kLinearDataGradient, Attributes(NoAttributes()), {dy, weight}, "dx");
+    });
+  };
+  EXPECT_STREQ(choose_with(DType::f16).variant, "plain tiles");
+  EXPECT_EQ(choose_with(DType::f16).slow, SlowKernel::dtype);
+  const KernelChoice choice = choose_with(DType::bf16);
   EXPECT_STREQ(choice.variant, "cublaslt in three parts");
   EXPECT_EQ(choice.slow, SlowKernel::no);
   EXPECT_EQ(choice.needs.scratch, (uint64_t{32} << 20) + 3 * 32 * 16 * 2 + 3 * 16 * 64 * 4);

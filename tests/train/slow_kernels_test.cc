@@ -46,7 +46,7 @@ TEST(SlowKernels, HaveAdviceForEveryReason) {
     return warn_of_slow_kernels({&variant, 1}, {.compute_capability = capability});
   };
   const std::map<SlowKernel, std::string> advice = {
-      {SlowKernel::dtype, "the fast kernels take bf16 alone. Use --bf16"},
+      {SlowKernel::dtype, "the fast kernels are for bf16. Use --bf16"},
       {SlowKernel::mixed_dtypes,
        "cuBLASLt does not combine these dtypes. Use --moe-router-dtype fp32"},
       {SlowKernel::bias_dtype,

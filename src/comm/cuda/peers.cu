@@ -368,6 +368,9 @@ void PeerSums::launch() {
     case DType::bf16:
       launch_sums<Bf16, float>(args_, parameters_);
       break;
+    case DType::f16:
+      launch_sums<F16, float>(args_, parameters_);
+      break;
     case DType::i32:
       launch_sums<int32_t, int32_t>(args_, parameters_);
       break;

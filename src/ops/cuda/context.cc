@@ -25,6 +25,8 @@ cudaDataType_t data_type(DType dtype) {
       return CUDA_R_32F;
     case DType::bf16:
       return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
     default:
       break;
   }
@@ -186,9 +188,9 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
       preference.set(attribute, kOperandAlignment);
     }
-    // A bf16 result is rounded once: where depth is cut into pieces, their sums are kept in f32.
-    // (In place they would be added up in the result's dtype.)
-    if (product.out_dtype == DType::bf16) {
+    // A result of 2 bytes is rounded once: where depth is cut into pieces, their sums are kept in
+    // f32. (In place they would be added up in the result's dtype.)
+    if (is_half(product.out_dtype)) {
       constexpr uint32_t kSchemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
       preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kSchemes);
     }

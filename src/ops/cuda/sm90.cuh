@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 namespace troupe::sm90 {
 
@@ -298,20 +299,21 @@ __device__ __forceinline__ void order_sums(float (&sums)[kCount]) {
 }
 
 // wgmma.mma_async: sums [64, kColumns] = (add ? sums : 0) + left [64, 16] right [16, kColumns], of
-// bf16, summed in fp32. k...RowsFirst: the operand's tiles have the product's rows (columns) within
-// the rows of 128 bytes, rather than the depth. Warp w of the warpgroup has rows 16 w to 16 w + 15:
-// of them, lane l has columns 8 j + 2 (l % 4) and the next, of row l / 4 in sums[4 j] and [4 j +
-// 1], of row l / 4 + 8 in the two after them.
+// bf16, those of 256 columns also of f16, summed in fp32. k...RowsFirst: the operand's tiles have
+// the product's rows (columns) within the rows of 128 bytes, rather than the depth. Warp w of the
+// warpgroup has rows 16 w to 16 w + 15: of them, lane l has columns 8 j + 2 (l % 4) and the next,
+// of row l / 4 in sums[4 j] and [4 j + 1], of row l / 4 + 8 in the two after them.
 #define TROUPE_SUMS(i)                                                                      \
   "+f"(sums[(i)]), "+f"(sums[(i) + 1]), "+f"(sums[(i) + 2]), "+f"(sums[(i) + 3]),           \
       "+f"(sums[(i) + 4]), "+f"(sums[(i) + 5]), "+f"(sums[(i) + 6]), "+f"(sums[(i) + 7]),   \
       "+f"(sums[(i) + 8]), "+f"(sums[(i) + 9]), "+f"(sums[(i) + 10]), "+f"(sums[(i) + 11]), \
       "+f"(sums[(i) + 12]), "+f"(sums[(i) + 13]), "+f"(sums[(i) + 14]), "+f"(sums[(i) + 15])
 
-template <int kColumns, bool kLeftRowsFirst, bool kRightColumnsFirst>
+template <int kColumns, bool kLeftRowsFirst, bool kRightColumnsFirst, class Element = __nv_bfloat16>
 __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], uint64_t left,
                                              uint64_t right, int add) {
   static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
+  static_assert(std::is_same_v<Element, __nv_bfloat16> || kColumns == 256);
   if constexpr (kColumns == 64) {
     asm volatile(
         "{\n"
@@ -342,26 +344,34 @@ __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], uint64
         : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
           "n"(kRightColumnsFirst ? 1 : 0));
   } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred add;\n"
-        "setp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-        "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-        "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "
-        "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "
-        "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "
-        "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, "
-        "%119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, add, 1, 1, %131, %132;\n"
-        "}\n"
-        : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48), TROUPE_SUMS(64),
-          TROUPE_SUMS(80), TROUPE_SUMS(96), TROUPE_SUMS(112)
-        : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
-          "n"(kRightColumnsFirst ? 1 : 0));
+#define TROUPE_MULTIPLY(types)                                                              \
+  asm volatile(                                                                             \
+      "{\n"                                                                                 \
+      ".reg .pred add;\n"                                                                   \
+      "setp.ne.b32 add, %130, 0;\n"                                                         \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." types                                  \
+      " {"                                                                                  \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "         \
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "         \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "         \
+      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "         \
+      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "         \
+      "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "         \
+      "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "        \
+      "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, "      \
+      "%119, %120, %121, %122, %123, %124, %125, %126, %127"                                \
+      "}, %128, %129, add, 1, 1, %131, %132;\n"                                             \
+      "}\n"                                                                                 \
+      : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48), TROUPE_SUMS(64), \
+        TROUPE_SUMS(80), TROUPE_SUMS(96), TROUPE_SUMS(112)                                  \
+      : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),                       \
+        "n"(kRightColumnsFirst ? 1 : 0))
+    if constexpr (std::is_same_v<Element, __half>) {
+      TROUPE_MULTIPLY("f16.f16");
+    } else {
+      TROUPE_MULTIPLY("bf16.bf16");
+    }
+#undef TROUPE_MULTIPLY
   }
 }
 

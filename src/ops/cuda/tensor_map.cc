@@ -32,6 +32,8 @@ CUtensorMapDataType tensor_data_type(DType dtype) {
   switch (dtype) {
     case DType::bf16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::f16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::f32:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DType::u8:

@@ -1,13 +1,14 @@
 // Building blocks of the CUDA kernels: element types, live rows, sums over a block, launches.
 //
-// Kernels are templates over T = double, float or Bf16 and compute in accumulation_t<T>. A sum over
-// a block adds its threads' parts in a fixed order, so a result depends on the operands and the
-// launch alone, never on timing; there are no floating-point atomics.
+// Kernels are templates over T = double, float, Bf16 or F16 and compute in accumulation_t<T>. A sum
+// over a block adds its threads' parts in a fixed order, so a result depends on the operands and
+// the launch alone, never on timing; there are no floating-point atomics.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "base/dtype.h"
@@ -18,10 +19,13 @@
 
 namespace troupe {
 
-// bf16 (base/dtype.h) as the GPU knows it: the same bits, the same rounding.
+// bf16 and f16 (base/dtype.h) as the GPU knows them: the same bits, the same rounding.
 using Bf16 = __nv_bfloat16;
 template <>
 inline constexpr DType dtype_of<Bf16> = DType::bf16;
+using F16 = __half;
+template <>
+inline constexpr DType dtype_of<F16> = DType::f16;
 
 // The value in the type that it is computed with.
 __device__ __forceinline__ double widen(double value) {
@@ -33,6 +37,9 @@ __device__ __forceinline__ float widen(float value) {
 __device__ __forceinline__ float widen(Bf16 value) {
   return __bfloat162float(value);
 }
+__device__ __forceinline__ float widen(F16 value) {
+  return __half2float(value);
+}
 
 // Rounded to nearest even.
 template <class T>
@@ -43,6 +50,10 @@ template <>
 __device__ __forceinline__ Bf16 round_to<Bf16>(double value) {
   return __float2bfloat16_rn(static_cast<float>(value));
 }
+template <>
+__device__ __forceinline__ F16 round_to<F16>(double value) {
+  return __float2half_rn(static_cast<float>(value));
+}
 template <class T>
 __device__ __forceinline__ T round_to(float value) {
   return static_cast<T>(value);
@@ -50,6 +61,10 @@ __device__ __forceinline__ T round_to(float value) {
 template <>
 __device__ __forceinline__ Bf16 round_to<Bf16>(float value) {
   return __float2bfloat16_rn(value);
+}
+template <>
+__device__ __forceinline__ F16 round_to<F16>(float value) {
+  return __float2half_rn(value);
 }
 
 // A value of one type as one of another, through double where that is wider than float.
@@ -203,7 +218,7 @@ void allow_shared_bytes(void (*kernel)(Parameters...), size_t bytes) {
 // Kernel<T>::run for the type that `dtype` is on the GPU.
 template <template <class> class Kernel>
 CudaKernel select_cuda_kernel(DType dtype) {
-  return select_kernel_of<Kernel, Bf16>(dtype);
+  return select_kernel_of<Kernel, Bf16, F16>(dtype);
 }
 
 // Live elements of a tensor, on the GPU.

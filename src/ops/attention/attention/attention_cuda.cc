@@ -41,21 +41,17 @@ void check_heads(const AttentionShape& shape) {
       "CPU.");
 }
 
-// All fast kernels need that.
-bool is_plain_bf16(const AttentionShape& shape) {
-  return shape.dtype == DType::bf16 && shape.attributes.probability == 0;
-}
-
 bool cudnn_takes(const AttentionShape& shape) {
   const AttentionAttributes& a = shape.attributes;
-  return is_plain_bf16(shape) && !shape.documents && a.head_dim % 8 == 0 &&
+  return is_half(shape.dtype) && a.probability == 0 && !shape.documents && a.head_dim % 8 == 0 &&
          a.value_size() % 8 == 0 && shape.chunk() > 1;
 }
 
 bool sm90_takes(const AttentionShape& shape, const DeviceTraits& device) {
   const AttentionAttributes& a = shape.attributes;
-  return is_plain_bf16(shape) && device.major() == 9 && a.head_dim % 8 == 0 && a.head_dim <= 192 &&
-         a.value_size() % 8 == 0 && a.value_size() <= 128;
+  return shape.dtype == DType::bf16 && a.probability == 0 && device.major() == 9 &&
+         a.head_dim % 8 == 0 && a.head_dim <= 192 && a.value_size() % 8 == 0 &&
+         a.value_size() <= 128;
 }
 
 // Of a shape that no fast kernel takes.

@@ -400,6 +400,8 @@ void visit_kernels(const AttentionShape& shape, const Visit& visit) {
       return by_head_size<double, 2>(head_dim, visit);
     case DType::f32:
       return by_head_size<float, 4>(head_dim, visit);
+    case DType::f16:
+      return by_head_size<F16, 4>(head_dim, visit);
     default:
       return by_head_size<Bf16, 4>(head_dim, visit);
   }

@@ -120,6 +120,8 @@ void add_attention_sinks(const CudaKernelArguments& args, const SinkCall& call) 
       return add_sinks<double>(args, call);
     case DType::f32:
       return add_sinks<float>(args, call);
+    case DType::f16:
+      return add_sinks<F16>(args, call);
     default:
       return add_sinks<Bf16>(args, call);
   }

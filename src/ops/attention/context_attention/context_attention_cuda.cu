@@ -156,6 +156,8 @@ void sum_key_gradients(const CudaKernelArguments& args, const AttentionShape& sh
     sum(double());
   } else if (shape.dtype == DType::f32) {
     sum(float());
+  } else if (shape.dtype == DType::f16) {
+    sum(F16());
   } else {
     sum(Bf16());
   }

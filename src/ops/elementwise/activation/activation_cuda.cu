@@ -12,20 +12,19 @@ struct ValueAndSlope {
   A slope;
 };
 
-// With bf16 elements the exponential and the division are the GPU's own, which are off by 2^-21:
-// that is far less than the elements' rounding.
+// With elements of 2 bytes the exponential and the division are the GPU's own, which are off by
+// 2^-21: that is far less than the elements' rounding.
 template <class T, class A>
 __device__ __forceinline__ A sigmoid_for(A x) {
+  if constexpr (sizeof(T) == 2) {
+    constexpr float kLog2E = 1.4426950408889634F;
+    float power;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kLog2E * x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0F + power));
+    return result;
+  }
   return sigmoid(x);
-}
-template <>
-__device__ __forceinline__ float sigmoid_for<Bf16>(float x) {
-  constexpr float kLog2E = 1.4426950408889634F;
-  float power;
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kLog2E * x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0F + power));
-  return result;
 }
 
 template <ActivationFunction function, class T>

@@ -30,7 +30,8 @@ CudaKernel fill_cuda_kernel(const OpView& op) {
       return &run_fill<float>;
     case DType::bf16:
       return &run_fill<Bf16>;
-    case DType::f16:     // of CPUs alone
+    case DType::f16:
+      return &run_fill<F16>;
     case DType::f8e4m3:  // no number without its scale
     case DType::f8e5m2:
       break;

@@ -92,6 +92,9 @@ void push_back(const CudaKernelArguments& args) {
       case DType::f32:
         sum_rows_of_peers<float>(args, slots, sections_of(args), rows.data(), args.outputs[j]);
         break;
+      case DType::f16:
+        sum_rows_of_peers<F16>(args, slots, sections_of(args), rows.data(), args.outputs[j]);
+        break;
       default:
         sum_rows_of_peers<Bf16>(args, slots, sections_of(args), rows.data(), args.outputs[j]);
         break;

@@ -9,7 +9,7 @@
 namespace troupe {
 
 // For operands of one dtype and a result of that, of its accumulation dtype (weight gradients), or
-// in bf16. Tiled variants are for bf16 operands.
+// in bf16. Tiled variants are for operands of bf16 and f16.
 CudaKernel grouped_linear_cuda_kernel_of(DType operands, DType out, GroupedVariant variant);
 CudaKernel grouped_linear_data_gradient_cuda_kernel_of(DType operands, DType out,
                                                        GroupedVariant variant);

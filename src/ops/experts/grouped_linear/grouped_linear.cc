@@ -118,11 +118,11 @@ uint64_t scratch_grouped_linear_weight_gradient(const OpView& op) {
       op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
 }
 
-// The kernel of grouped_product_sm90.cuh is for bf16 on Hopper.
+// The kernel of grouped_product_sm90.cuh is for bf16 and f16 on Hopper.
 SlowKernel slow_grouped_product(const OpView& op, const DeviceTraits& device) {
-  if (op.input(0).dtype != DType::bf16) return SlowKernel::dtype;
+  if (!is_half(op.input(0).dtype)) return SlowKernel::dtype;
   if (device.major() != 9) return SlowKernel::compute_capability;
-  return has_tiled_operands(op, DType::bf16) ? SlowKernel::no : SlowKernel::row_bytes;
+  return has_tiled_operands(op, op.input(0).dtype) ? SlowKernel::no : SlowKernel::row_bytes;
 }
 
 const char* name_of_grouped(GroupedVariant variant) {

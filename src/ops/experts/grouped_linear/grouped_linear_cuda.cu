@@ -109,10 +109,10 @@ struct GroupedWeightGradientCuda {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
-// Out is the type of the result.
-template <GroupedProduct kProduct, int kPair, class Out>
+// T and Out are the types of the operands and of the result.
+template <GroupedProduct kProduct, int kPair, class T, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct, kPair, Out>;
+  using Cut = GroupedCut<kProduct, kPair, Out, T, T>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -130,20 +130,29 @@ void multiply_tiled(const CudaKernelArguments& args) {
     sizes.columns = static_cast<int32_t>(out[1]);
     sizes.depth = static_cast<int32_t>(left[1]);
   }
-  launch_grouped_product<Cut>(args, args.in<Bf16>(0), args.in<Bf16>(1), left[0], sizes,
+  launch_grouped_product<Cut>(args, args.in<T>(0), args.in<T>(1), left[0], sizes,
                               args.multiprocessors);
 }
 
-template <GroupedProduct kProduct, class Out>
+template <GroupedProduct kProduct, class T, class Out>
 CudaKernel select_tiled(GroupedVariant variant) {
-  return variant == GroupedVariant::sm90_pair ? &multiply_tiled<kProduct, 2, Out>
-                                              : &multiply_tiled<kProduct, 1, Out>;
+  return variant == GroupedVariant::sm90_pair ? &multiply_tiled<kProduct, 2, T, Out>
+                                              : &multiply_tiled<kProduct, 1, T, Out>;
+}
+
+// Of a product whose result has the type of its operands.
+template <GroupedProduct kProduct>
+CudaKernel select_tiled(DType operands, GroupedVariant variant) {
+  return operands == DType::f16 ? select_tiled<kProduct, F16, F16>(variant)
+                                : select_tiled<kProduct, Bf16, Bf16>(variant);
 }
 
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel_of(DType operands, DType out, GroupedVariant variant) {
-  if (variant != GroupedVariant::plain) return select_tiled<GroupedProduct::forward, Bf16>(variant);
+  if (variant != GroupedVariant::plain) {
+    return select_tiled<GroupedProduct::forward>(operands, variant);
+  }
   if (operands == DType::f32 && out == DType::bf16) return &multiply_rows<float, Bf16, true>;
   return select_cuda_kernel<GroupedLinearCuda>(operands);
 }
@@ -151,7 +160,7 @@ CudaKernel grouped_linear_cuda_kernel_of(DType operands, DType out, GroupedVaria
 CudaKernel grouped_linear_data_gradient_cuda_kernel_of(DType operands, DType out,
                                                        GroupedVariant variant) {
   if (variant != GroupedVariant::plain) {
-    return select_tiled<GroupedProduct::data_gradient, Bf16>(variant);
+    return select_tiled<GroupedProduct::data_gradient>(operands, variant);
   }
   if (operands == DType::f32 && out == DType::bf16) return &multiply_rows<float, Bf16, false>;
   return select_cuda_kernel<GroupedDataGradientCuda>(operands);
@@ -161,8 +170,10 @@ CudaKernel grouped_linear_weight_gradient_cuda_kernel_of(DType operands, DType o
                                                          GroupedVariant variant) {
   const bool narrow = out == DType::bf16;
   if (variant != GroupedVariant::plain) {
-    return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(variant)
-                  : select_tiled<GroupedProduct::weight_gradient, float>(variant);
+    constexpr auto kWeights = GroupedProduct::weight_gradient;
+    if (operands == DType::f16) return select_tiled<kWeights, F16, float>(variant);
+    return narrow ? select_tiled<kWeights, Bf16, Bf16>(variant)
+                  : select_tiled<kWeights, Bf16, float>(variant);
   }
   if (narrow) {
     return operands == DType::f32 ? &run_weight_gradient<float, Bf16>

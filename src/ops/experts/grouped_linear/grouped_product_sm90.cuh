@@ -1,5 +1,5 @@
-// The products of experts on Hopper, in bf16 or of codes in 8 bits, with tensor cores (wgmma) fed
-// by TMA. See GroupedProduct for the products and grouped_linear.h for what they are.
+// The products of experts on Hopper, in bf16, f16 or of codes in 8 bits, with tensor cores (wgmma)
+// fed by TMA. See GroupedProduct for the products and grouped_linear.h for what they are.
 //
 // The kernel is persistent: a block takes every gridDim.x-th tile of the result. One warp finds
 // the tiles from the offsets, tells the others in notes (tile descriptors: GroupedNote), and keeps
@@ -59,9 +59,9 @@ struct E5m2 {
 };
 
 // How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2, and Out the type of
-// the result: Bf16, or float for weight gradients. Left and Right: of the operands, Bf16 both or
-// codes both. Of codes the right operand of both gradients is transposed, and the left one of the
-// weight gradient. kBlockScales: of codes, as above.
+// the result: Bf16, F16 of operands of that, or float for weight gradients. Left and Right: of the
+// operands, Bf16 both, F16 both, or codes both. Of codes the right operand of both gradients is
+// transposed, and the left one of the weight gradient. kBlockScales: of codes, as above.
 template <GroupedProduct kProduct_, int kPair_, class Out_, class Left_ = Bf16, class Right_ = Bf16,
           bool kBlockScales_ = false>
 struct GroupedCut {
@@ -74,7 +74,8 @@ struct GroupedCut {
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped && !kCodes;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward && !kCodes;
-  static_assert(kDepthGrouped || std::is_same_v<Out, Bf16>);
+  static_assert(kDepthGrouped || std::is_same_v<Out, std::conditional_t<kCodes, Bf16, Left>>);
+  static_assert(!kDepthGrouped || std::is_same_v<Out, Bf16> || std::is_same_v<Out, float>);
   static_assert(sizeof(Left) == sizeof(Right));
   static constexpr bool kLeftTransposed = kDepthGrouped && kCodes;
   static constexpr bool kRightTransposed = kProduct != GroupedProduct::forward && kCodes;
@@ -599,8 +600,9 @@ class GroupedMath {
         if (step >= steps) break;
         sm90::fence_products();
       }
-      sm90::multiply_add<Cut::kTileColumns, Cut::kLeftRowsFirst, Cut::kRightColumnsFirst>(
-          sums, left + step * kLeftStep, right + step * kRightStep, add);
+      sm90::multiply_add<Cut::kTileColumns, Cut::kLeftRowsFirst, Cut::kRightColumnsFirst,
+                         typename Cut::Left>(sums, left + step * kLeftStep,
+                                             right + step * kRightStep, add);
       add = 1;
     }
     sm90::commit_products();
@@ -808,6 +810,17 @@ class GroupedMath {
     }
   }
 
+  // Two sums rounded to a result of 2 bytes.
+  __device__ static uint32_t pair_of(float a, float b) {
+    if constexpr (std::is_same_v<typename Cut::Out, F16>) {
+      const __half2 pair = __floats2half2_rn(a, b);
+      return *reinterpret_cast<const uint32_t*>(&pair);
+    } else {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+      return *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+
   // Writes this thread's sums of a box to shared memory, swizzled.
   __device__ __forceinline__ void put(const float (&sums)[32], uint32_t box) {
     const int lane = thread_ % 32;
@@ -817,9 +830,7 @@ class GroupedMath {
       uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const __nv_bfloat162 pair =
-            __floats2bfloat162_rn(sums[j * 8 + i * 2], sums[j * 8 + i * 2 + 1]);
-        pairs[i] = *reinterpret_cast<const uint32_t*>(&pair);
+        pairs[i] = pair_of(sums[j * 8 + i * 2], sums[j * 8 + i * 2 + 1]);
       }
       const int chunk = (j * 2 + lane / 16) ^ (row % 8);
       sm90::store_matrices(box + row * 128 + chunk * 16, pairs);
@@ -878,7 +889,7 @@ class GroupedMath {
     if (column + chunk * 8 >= sizes_.columns) return;
     for (int r = thread_ / 8; r < rows; r += 16) {
       const int4 values = sm90::load_shared(box + r * 128 + (chunk ^ (r % 8)) * 16);
-      auto* out = static_cast<Bf16*>(sizes_.out);
+      auto* out = static_cast<typename Cut::Out*>(sizes_.out);
       *reinterpret_cast<int4*>(out + int64_t{row + r} * sizes_.columns + column + chunk * 8) =
           values;
     }
@@ -970,7 +981,13 @@ template <class Cut>
 void launch_grouped_product(const CudaKernelArguments& args, const void* left, const void* right,
                             int64_t left_extent, const GroupedSizes& sizes, int multiprocessors) {
   const int64_t columns = sizes.columns;
-  constexpr DType kOperand = Cut::kCodes ? DType::u8 : DType::bf16;
+  constexpr DType kOperand = [] {
+    if constexpr (Cut::kCodes) {
+      return DType::u8;
+    } else {
+      return dtype_of<typename Cut::Left>;
+    }
+  }();
   TiledTensor left_tensor{.data = left,
                           .dtype = kOperand,
                           .sizes = {sizes.depth, left_extent, 1},

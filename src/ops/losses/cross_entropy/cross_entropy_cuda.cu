@@ -6,30 +6,26 @@ namespace {
 
 constexpr unsigned kTokenThreads = 512;
 
-// e^(logit - largest), of numbers that the two functions before it have scaled. For bf16 the
-// instruction for powers of two on logits times log2(e), which takes 3 instructions where exp()
+// e^(logit - largest), of numbers that the two functions before it have scaled. For bf16 and f16
+// the instruction for powers of two on logits times log2(e), which takes 3 instructions where exp()
 // takes 10: with that one the multiprocessors would be slower than memory. Scaling is off by half
 // a last place of `largest`, as the logarithm that is made of it is, too.
 constexpr float kLog2E = 1.4426950408889634F;
 
 template <class T>
 __device__ __forceinline__ accumulation_t<T> scaled(accumulation_t<T> logit) {
+  if constexpr (sizeof(T) == 2) return logit * kLog2E;
   return logit;
-}
-template <>
-__device__ __forceinline__ float scaled<Bf16>(float logit) {
-  return logit * kLog2E;
 }
 template <class T>
 __device__ __forceinline__ accumulation_t<T> exp_of_difference(accumulation_t<T> logit,
                                                                accumulation_t<T> scaled_largest) {
+  if constexpr (sizeof(T) == 2) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(logit, kLog2E, -scaled_largest)));
+    return power;
+  }
   return exp(logit - scaled_largest);
-}
-template <>
-__device__ __forceinline__ float exp_of_difference<Bf16>(float logit, float scaled_largest) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(logit, kLog2E, -scaled_largest)));
-  return power;
 }
 
 // The largest of the elements of packs; NaN is passed over.

@@ -289,6 +289,8 @@ CudaKernel adamw_cuda_kernel(const OpView& op) {
       return &run_adamw<double, double, double, double>;
     case DType::f32:
       return select_moments<float, float>(op);
+    case DType::f16:
+      return select_moments<F16, float>(op);
     default:
       return op.input(1).dtype == DType::bf16 ? select_moments<Bf16, Bf16>(op)
                                               : select_moments<Bf16, float>(op);

@@ -61,6 +61,9 @@ __global__ void squared_chunks_kernel(Gradients gradients, double* partial) {
     case DType::f32:
       sum = sum_of_terms(static_cast<const float*>(gradient.data) + begin, size, gradients.term);
       break;
+    case DType::f16:
+      sum = sum_of_terms(static_cast<const F16*>(gradient.data) + begin, size, gradients.term);
+      break;
     default:
       sum = sum_of_terms(static_cast<const Bf16*>(gradient.data) + begin, size, gradients.term);
   }

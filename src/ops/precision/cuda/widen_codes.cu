@@ -145,6 +145,9 @@ void run_widened(const CudaKernelArguments& args, const WidenedProduct& product)
       case DType::f32:
         widen_operand<float>(args, operand, input.data);
         break;
+      case DType::f16:
+        widen_operand<F16>(args, operand, input.data);
+        break;
       default:
         widen_operand<Bf16>(args, operand, input.data);
     }

@@ -221,8 +221,9 @@ KernelChoice choose_linear_gradient(const OpView& op, const DeviceTraits& device
     return make_choice(op, device, "cublaslt in three parts", kSelect,
                        linear_gradient_cuda_scratch_bytes);
   }
-  return choose_product(op, device, slow_product(dy, other, op.output(0).dtype), kSelect,
-                        linear_gradient_cuda_scratch_bytes);
+  SlowKernel slow = slow_product(dy, other, op.output(0).dtype);
+  if (slow == SlowKernel::mixed_dtypes && other == DType::f16) slow = SlowKernel::dtype;
+  return choose_product(op, device, slow, kSelect, linear_gradient_cuda_scratch_bytes);
 }
 
 uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {

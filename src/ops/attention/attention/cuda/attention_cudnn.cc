@@ -29,6 +29,7 @@ enum Tensor : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
 // Everything that a plan depends on.
 struct PlanShape {
   bool gradient = false;
+  DType dtype = DType::bf16;
   int64_t batch = 1;
   int64_t heads = 1;  // of the piece
   int64_t groups = 1;
@@ -119,7 +120,8 @@ class Attention {
 
 void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
   fe::graph::Graph& graph = plan.graph;
-  graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+  graph
+      .set_io_data_type(shape.dtype == DType::f16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
 
@@ -217,6 +219,7 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
 PlanShape plan_shape(const AttentionCall& call, const AttentionPiece& piece, bool gradient) {
   const AttentionAttributes& a = call.shape.attributes;
   return {.gradient = gradient,
+          .dtype = call.shape.dtype,
           .batch = piece.batch,
           .heads = piece.groups * heads_per_group(call.shape),
           .groups = piece.groups,
@@ -256,7 +259,9 @@ void set_operands(const AttentionCall& call, const Corner& corner, bool gradient
   const int64_t key_row = (corner.b * shape.positions() + first_key) * call.key_stride;
   const int64_t key = key_row + corner.group * d;
   const int64_t value = key_row + corner.group * e;
-  const auto at = [](void* data, int64_t element) { return static_cast<bf16*>(data) + element; };
+  const auto at = [](void* data, int64_t element) {
+    return static_cast<uint16_t*>(data) + element;
+  };
   plan.operands[kQ] = at(call.q, query);
   plan.operands[kK] = at(call.k, key);
   plan.operands[kV] = at(call.v, value);
@@ -285,7 +290,7 @@ class Backward {
         workspace_size_(align_for_cudnn(cudnn_gradient_workspace(shape_, largest_))),
         direct_(!shape_.wide_key_gradients && sees_keys_alone(shape_, largest_)),
         workspace_(aligned(scratch)),
-        part_(reinterpret_cast<bf16*>(workspace_ + workspace_size_)),
+        part_(reinterpret_cast<uint16_t*>(workspace_ + workspace_size_)),
         sums_(reinterpret_cast<float*>(part_ + key_part_elements(shape_, largest_))) {}
 
   void run() {
@@ -312,9 +317,9 @@ class Backward {
     }
     if (direct_ || shape_.wide_key_gradients) return;
     const int64_t row = b * shape_.positions() * call_.key_stride;
-    round_key_gradients(args_, sum, static_cast<bf16*>(call_.d_k) + row + group * head_dim(),
-                        static_cast<bf16*>(call_.d_v) + row + group * value_dim(),
-                        call_.key_stride);
+    round_key_gradients(
+        args_, sum, shape_.dtype, static_cast<uint16_t*>(call_.d_k) + row + group * head_dim(),
+        static_cast<uint16_t*>(call_.d_v) + row + group * value_dim(), call_.key_stride);
   }
 
   void run_piece(const AttentionPiece& piece, const Corner& corner, const KeyGradientSum& sum,
@@ -334,10 +339,13 @@ class Backward {
     attention.run(plan, args_.stream, workspace_);
     if (direct_) return;
     const int64_t first_key = first_key_of(shape_, shape_.position(corner.row));
-    add_key_gradients(
-        args_,
-        {.rows = part_, .batch = piece.batch, .begin = first_key, .end = first_key + piece.keys},
-        sum, first);
+    add_key_gradients(args_,
+                      {.rows = part_,
+                       .dtype = shape_.dtype,
+                       .batch = piece.batch,
+                       .begin = first_key,
+                       .end = first_key + piece.keys},
+                      sum, first);
   }
 
   // The caller's sums, or this call's, which are of one sequence: pieces with several are whole.
@@ -371,7 +379,7 @@ class Backward {
   const uint64_t workspace_size_;
   const bool direct_;  // cuDNN writes the gradients of keys and values to their place
   std::byte* const workspace_;
-  bf16* const part_;
+  uint16_t* const part_;  // bf16 or f16, as the operands are
   float* const sums_;
 };
 

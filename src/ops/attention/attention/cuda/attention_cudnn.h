@@ -1,5 +1,5 @@
-// Attention in bf16 through cuDNN's fused kernels. Private to attention_cuda.cu. What it takes, and
-// the scratch memory, is in attention_cuda.h.
+// Attention in bf16 or f16 through cuDNN's fused kernels. Private to attention_cuda.cu. What it
+// takes, and the scratch memory, is in attention_cuda.h.
 //
 // Probabilities and the gradients of scores are rounded to bf16 where they enter a product, and so
 // are the gradients of keys and values of each query head before they are summed over a group.

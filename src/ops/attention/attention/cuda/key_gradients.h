@@ -10,7 +10,8 @@ namespace troupe {
 // What a piece contributes: the keys [begin, end) of `batch` sequences. A row is a key's gradients
 // for some groups and then its value's.
 struct KeyGradientPart {
-  const bf16* rows = nullptr;
+  const void* rows = nullptr;
+  DType dtype = DType::bf16;  // or f16
   int64_t batch = 1;
   int64_t begin = 0;
   int64_t end = 0;
@@ -30,8 +31,9 @@ struct KeyGradientSum {
 void add_key_gradients(const CudaKernelArguments& args, const KeyGradientPart& part,
                        const KeyGradientSum& sum, bool first);
 
-// Rounds the sums of one sequence to d_k and d_v, whose rows are `stride` elements apart.
-void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum, bf16* d_k,
-                         bf16* d_v, int64_t stride);
+// Rounds the sums of one sequence to d_k and d_v, of bf16 or f16, whose rows are `stride` elements
+// apart.
+void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum, DType dtype,
+                         void* d_k, void* d_v, int64_t stride);
 
 }  // namespace troupe
