@@ -1594,9 +1594,8 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::recompute_modules,
      .group = kMemory,
      .metavar = "NAME...",
-     .help =
-         "What --recompute-granularity selective computes again: core_attn, moe_act, layernorm, "
-         "mlp, moe, shared_experts.",
+     .help = "What --recompute-granularity selective computes again: core_attn, moe_act, "
+             "moe_permute, layernorm, mlp, moe, shared_experts.",
      .unset = "core_attn",
      .commands = kCompute},
     {.name = "recompute-method",

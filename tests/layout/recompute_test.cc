@@ -42,13 +42,15 @@ std::vector<Named> all_options() {
   };
   selective("core_attn", {&kCoreAttentionModule});
   selective("moe_act", {&kExpertActivationModule});
+  selective("moe_permute", {&kExpertRowsModule});
   selective("layernorm", {&kNormModule});
   selective("mlp", {&kMlpModule});
   selective("moe", {&kMoeModule});
   selective("shared_experts", {&kSharedExpertModule});
   selective("all_modules", {&kCoreAttentionModule, &kExpertActivationModule, &kNormModule,
                             &kMlpModule, &kMoeModule, &kSharedExpertModule});
-  selective("layernorm_moe_act", {&kExpertActivationModule, &kNormModule});
+  selective("layernorm_moe_act_moe_permute",
+            {&kExpertActivationModule, &kExpertRowsModule, &kNormModule});
   all.push_back({"full_uniform_1", {.granularity = Granularity::full}});
   all.push_back({"full_uniform_2", {.granularity = Granularity::full, .layers = 2}});
   all.push_back({"full_block_1", {.granularity = Granularity::full, .method = Method::block}});
@@ -191,7 +193,8 @@ TEST(RecomputeMemory, NeedsFewerBytes) {
       const auto chooses = [&](const ModuleSpec& module) {
         return chosen_of(each.options.modules, &module) != nullptr;
       };
-      const bool of_experts = chooses(kExpertActivationModule) || chooses(kSharedExpertModule);
+      const bool of_experts = chooses(kExpertActivationModule) || chooses(kExpertRowsModule) ||
+                              chooses(kSharedExpertModule);
       const bool has_it = each.options.granularity == Granularity::full || chooses(kNormModule) ||
                           chooses(kCoreAttentionModule) ||
                           (name == "moe" ? of_experts : chooses(kMlpModule));

@@ -365,6 +365,7 @@ class MoeForward {
   // Returns the sums over this rank's experts, by row of `tokens`.
   ValueId build_experts(const DispatchedTokens& tokens, const Routing& routing) {
     const ValueId probabilities = tokens.probabilities;
+    builder_.place.module = &kExpertRowsModule;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
     builder_.place.module = &kExpertFc1Module;
     ValueId gate_up = grouped_linear(builder_, rows, parameter(parameters_.w_gate_up),

@@ -17,6 +17,9 @@ namespace troupe {
 // Router, dispatch, experts, combination and shared expert.
 inline constexpr ModuleSpec kMoeModule{
     .recompute = "moe", .products = ProductGroup::experts, .exchanges_tokens = true};
+// The rows of the experts, gathered from tokens. They are not kept if gathered again.
+inline constexpr ModuleSpec kExpertRowsModule{
+    .part_of = &kMoeModule, .recompute = "moe_permute", .discards_outputs = true};
 // The experts' first product.
 inline constexpr ModuleSpec kExpertFc1Module{
     .part_of = &kMoeModule, .offload = "expert_fc1", .products = ProductGroup::experts};
