@@ -26,6 +26,7 @@ CodeCounting::CodeCounting(const ModelState& state, const CodeMetrics& metrics)
 
 void CodeCounting::count(Builder& builder, const std::vector<MapOperand>& operands, ValueId codes,
                          const std::string& name) {
+  if (!is_wanted() || !codes.valid()) return;
   const ValueId counts = code_counts(builder, codes, name);
   for (const MapOperand& operand : operands) counts_.emplace_back(operand, counts);
 }

@@ -35,7 +35,7 @@ class CodeCounting {
 
   bool is_wanted() const { return metrics_[0].valid(); }
 
-  // Emits the counting of the codes of these operands.
+  // Emits the counting of the codes of these operands, where it is wanted and there are any.
   void count(Builder& builder, const std::vector<MapOperand>& operands, ValueId codes,
              const std::string& name);
 

@@ -8,6 +8,7 @@
 
 #include "model/code_metric.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
+#include "ops/experts/permute/permute.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_product.h"
 #include "passes/weight_codes.h"
@@ -36,7 +37,6 @@ class PrecisionPass {
         weights_(program, rewrite_, state),
         gathered_from_(program.value_count()),
         definer_(program.value_count(), -1),
-        first_product_(program.value_count(), -1),
         replaced_(program.value_count()) {}
 
   std::vector<int32_t> run(std::vector<WorkSegment>& segments) {
@@ -142,10 +142,13 @@ class PrecisionPass {
   }
 
   Quantization& quantization_of_operand(int32_t index, size_t operand) {
-    const auto& form = *program_.op(index).spec->quantized;
-    return quantizations_.at(key_of(
-        index, operand,
-        ::troupe::quantization_of(form.operands[operand], options_.recipe, options_.format)));
+    return quantizations_.at(key_of(index, operand, own_form(index, operand)));
+  }
+
+  // As that operand's product reads it.
+  QuantizeAttributes own_form(int32_t index, size_t operand) const {
+    return quantization_of(program_.op(index).spec->quantized->operands[operand], options_.recipe,
+                           options_.format);
   }
 
   void add_slot(Quantization& quantization, int32_t index, size_t operand, StateId parameter) {
@@ -175,17 +178,14 @@ class PrecisionPass {
   }
 
   static bool is_weight_gradient(const QuantizedForm& form) {
-    return std::none_of(form.operands.begin(), form.operands.end(), [](const Operand& operand) {
-      return operand.kind == Operand::Kind::weight;
-    });
+    const auto& [left, right] = form.operands;
+    return left.kind != Operand::Kind::weight && right.kind != Operand::Kind::weight;
   }
 
   // What an operand's product reads is one of the value's two orders.
   void note_needs(int32_t index) {
-    const QuantizedForm& form = *program_.op(index).spec->quantized;
     for (size_t i = 0; i < 2; ++i) {
-      const QuantizeAttributes own =
-          quantization_of(form.operands[i], options_.recipe, options_.format);
+      const QuantizeAttributes own = own_form(index, i);
       const auto [found, is_new] =
           quantizations_.try_emplace(key_of(index, i, own), Quantization{own, {}, {}});
       if (!is_new) found->second.attributes = in_both_orders(found->second.attributes, own);
@@ -217,14 +217,13 @@ class PrecisionPass {
         .accumulate = form.accumulates != nullptr && form.accumulates(op.attributes)};
     std::array<Codes, 2> operands;
     for (size_t i = 0; i < 2; ++i) {
-      const QuantizeAttributes own =
-          quantization_of(form.operands[i], options_.recipe, options_.format);
+      const QuantizeAttributes own = own_form(index, i);
       const bool transposed = own.has_transposed();
       attributes.operands[i] = transposed
                                    ? QuantizedProductAttributes::transposed(
                                          own.transposed_block, program_.value(reads[i]).shape)
                                    : QuantizedProductAttributes::Operand{own.block};
-      const Quantized& codes = quantized(index, i, own);
+      const Quantized& codes = quantized(index, i);
       operands[i] = transposed ? codes.transposed : codes.rows;
     }
     std::vector<ValueId> inputs = {operands[0].codes, operands[1].codes, operands[0].scales,
@@ -242,12 +241,11 @@ class PrecisionPass {
     set(definer_, stand_in, index);
   }
 
-  const Quantized& quantized(int32_t index, size_t operand, const QuantizeAttributes& own) {
-    Quantization& quantization = quantizations_.at(key_of(index, operand, own));
+  const Quantized& quantized(int32_t index, size_t operand) {
+    Quantization& quantization = quantization_of_operand(index, operand);
     if (quantization.codes.rows.codes.valid() || quantization.codes.transposed.codes.valid()) {
       return quantization.codes;
     }
-    const Place place = program_.op(index).place;
     ValueId value = program_.inputs(program_.op(index))[operand];
     const std::string name = program_.value(value).name + "_q";
     const auto kind = program_.op(index).spec->quantized->operands[operand].kind;
@@ -260,10 +258,10 @@ class PrecisionPass {
       quantization.attributes.rounds = weight->master.valid();
     }
     int32_t before = index;
-    Place at = place;
+    Place at = program_.op(index).place;
     if (kind == Operand::Kind::weight && is_state(program_.value(value).role)) {
       before = 0;
-      at = beginning(place);
+      at = beginning(at);
     } else if (kind == Operand::Kind::activation) {
       const int32_t product = first_product(value, index);
       const int32_t made_by = maker_beside(value, product);
@@ -281,12 +279,18 @@ class PrecisionPass {
         (attributes.has_transposed() || is_fp4(attributes) || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
     const ValueId delayed = is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
+    // Where scales are known before or lie within few rows, permuted rows are not stored before.
+    const bool gathers = is_delayed() || options_.recipe == Fp8Recipe::blockwise;
+    const RowSource source = source_of_rows(program_, value, gathers ? definer_of(value) : -1);
+    attributes.top_k = source.top_k;
+    if (source.top_k > 0) rewrite_.remove_unread(definer_of(value));
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
       const ValueId amax = is_delayed() ? delayed
                                         : whole_amax(builder, layout_, options_.recipe, value,
                                                      offsets, of_experts.valid(), attributes, name);
-      const Quantized codes = quantize(builder, value, offsets, amax, attributes, name);
-      if (is_recorded && code_counting_.is_wanted() && codes.rows.codes.valid()) {
+      const Quantized codes =
+          quantize(builder, source.x, offsets, amax, attributes, name, source.row_slot);
+      if (is_recorded) {
         code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
       }
       return codes;
@@ -328,7 +332,7 @@ class PrecisionPass {
         }
         const Quantized codes = quantize(builder, builder.state(WeightShards::source_of(weight)),
                                          {}, amax, attributes, name + "_shard");
-        if (histories_.records() && code_counting_.is_wanted()) {
+        if (histories_.records()) {
           code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
         }
         return codes;
@@ -346,16 +350,15 @@ class PrecisionPass {
 
   // The first product that reads the value, which the forward pass has before the backward pass.
   int32_t first_product(ValueId value, int32_t index) {
-    if (!first_product_.has(value) || first_product_[value] < 0) {
-      set(first_product_, value, index);
-    }
-    return first_product_[value];
+    return first_product_.try_emplace(value.index, index).first->second;
   }
+
+  int32_t definer_of(ValueId value) const { return definer_.has(value) ? definer_[value] : -1; }
 
   // What made the activation, in the same layer: the quantisation stands right after it, and who
   // moves it or has it computed again does the same with the codes. -1: it stands with the product.
   int32_t maker_beside(ValueId value, int32_t product) const {
-    const int32_t made_by = definer_.has(value) ? definer_[value] : -1;
+    const int32_t made_by = definer_of(value);
     if (made_by < 0) return -1;
     const Place& own = program_.op(product).place;
     const Place& place = program_.op(made_by).place;
@@ -381,7 +384,7 @@ class PrecisionPass {
   std::map<int32_t, Quantized> shards_;       // of such weights, by state
   IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
-  IdVector<ValueId, int32_t> first_product_;  // that reads it
+  std::map<int32_t, int32_t> first_product_;  // that reads it, by value
   IdVector<ValueId, ValueId> replaced_;       // of stand-ins: what they stand for
   std::map<Key, Quantization> quantizations_;
 };

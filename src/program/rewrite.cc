@@ -24,12 +24,17 @@ std::vector<int32_t> Rewrite::order() {
     const auto is_needed = [&](ValueId id) {
       return is_read[id] || is_mutable(program_.value(id).role);
     };
-    stays[index] = index < old_count ? !removed_[index]
-                                     : std::any_of(outputs.begin(), outputs.end(), is_needed);
+    const bool needs_reader = index >= old_count || needs_reader_[index];
+    stays[index] =
+        needs_reader ? std::any_of(outputs.begin(), outputs.end(), is_needed) : !removed_[index];
     if (stays[index]) for_each_read(program_, op, [&](ValueId id) { is_read[id] = true; });
   };
-  for (int32_t index = 0; index < old_count; ++index) visit(index);
-  for (int32_t index = program_.op_count() - 1; index >= old_count; --index) visit(index);
+  for (int32_t index = 0; index < old_count; ++index) {
+    if (!needs_reader_[index]) visit(index);
+  }
+  for (int32_t index = program_.op_count() - 1; index >= 0; --index) {
+    if (index >= old_count || needs_reader_[index]) visit(index);
+  }
 
   std::vector<int32_t> order;
   new_begins_ = OpVector<int32_t>(old_count + 1);
@@ -38,7 +43,7 @@ std::vector<int32_t> Rewrite::order() {
     for (const int32_t added : inserted_[index]) {
       if (stays[added]) order.push_back(added);
     }
-    if (!removed_[index]) order.push_back(index);
+    if (stays[index]) order.push_back(index);
   }
   new_begins_[old_count] = static_cast<int32_t>(order.size());
   return order;

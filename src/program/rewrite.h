@@ -33,6 +33,7 @@ class Rewrite {
         builder_(program),
         inserted_(program.op_count()),
         removed_(program.op_count(), false),
+        needs_reader_(program.op_count(), false),
         stand_in_(program.value_count()) {}
 
   // What `emit(builder)` emits, at `place`, comes before operation `index`, after what was inserted
@@ -48,6 +49,8 @@ class Rewrite {
 
   // Takes out operation `index`, one of those that the program had; nothing may read its results.
   void remove(int32_t index) { removed_[index] = true; }
+  // The same, unless something reads its results in the end.
+  void remove_unread(int32_t index) { needs_reader_[index] = true; }
 
   // From now on `stand_in` is to be read in place of `value`, one of those that the program had.
   void replace(ValueId value, ValueId stand_in) { stand_in_[value] = stand_in; }
@@ -67,6 +70,7 @@ class Rewrite {
   Builder builder_;
   OpVector<std::vector<int32_t>> inserted_;  // before the operation
   OpVector<bool> removed_;
+  OpVector<bool> needs_reader_;
   IdVector<ValueId, ValueId> stand_in_;  // by value; invalid: it is read itself
   OpVector<int32_t> new_begins_;
 };

@@ -134,6 +134,68 @@ inline OpSample measured_sample(int64_t rows, int64_t columns, const std::vector
           }};
 }
 
+// Codes of rows that are gathered from tokens, by scales that are given or of blocks, and products
+// of them: with a weight, and of the transposed codes with themselves.
+inline OpSample gathered_sample(int64_t tokens, int64_t columns, bool blocks) {
+  constexpr int32_t kExperts = 5;
+  constexpr int32_t kTopK = 3;
+  return {
+      "gathered " + std::to_string(tokens) + "x" + std::to_string(columns) +
+          (blocks ? " blocks" : ""),
+      [=](SampleBuilder& sample) {
+        Builder& builder = sample.builder();
+        // Each token's experts differ; every ninth slot is dropped, and expert 1 has no rows.
+        std::vector<int32_t> chosen;
+        for (int32_t slot = 0; slot < tokens * kTopK; ++slot) {
+          const int32_t expert = (slot / kTopK * 2 + slot % kTopK) % kExperts;
+          chosen.push_back(slot % 9 == 4 || expert == 1 ? -1 : expert);
+        }
+        const ValueId indices = sample.integers("indices", {tokens, kTopK}, chosen);
+        const Routing routing =
+            route(builder, indices, {.experts = kExperts, .row_multiple = 8}, "routing");
+        SampleBuilder::Options constant;
+        constant.differentiable = false;
+        constant.dtype = DType::bf16;
+        const ValueId x = sample.tensor("x", {tokens, columns}, constant);
+        const ValueId w = sample.tensor("w", {kExperts, 128, columns}, constant);
+        const BlockShape along_rows = blocks ? BlockShape{1, 128} : BlockShape{};
+        const BlockShape along_columns = blocks ? BlockShape{128, 1} : BlockShape{};
+        const BlockShape square = blocks ? BlockShape{128, 128} : BlockShape{};
+        ValueId amax;
+        if (!blocks) {
+          SampleBuilder::Options before = constant;
+          before.dtype = DType::f32;
+          amax = sample.values("before", {kExperts, 1}, std::vector<double>(kExperts, 1.5), before);
+        }
+        const Quantized q = quantize(builder, x, routing.offsets, amax,
+                                     {.rule = blocks ? ScaleRule::power_of_two : ScaleRule::ratio,
+                                      .block = along_rows,
+                                      .order = CodesOrder::both,
+                                      .transposed_block = along_columns,
+                                      .measures = !blocks,
+                                      .top_k = kTopK},
+                                     "q", routing.row_slot);
+        if (q.amax.valid()) sample.result_without_gradient(q.amax);
+        const Codes of_w =
+            quantize(builder, w, {}, {}, {DType::f8e4m3, ScaleRule::power_of_two, square}, "w_q")
+                .rows;
+        using Form = QuantizedProductAttributes;
+        sample.result_without_gradient(builder.emit(
+            kQuantizedGroupedLinear,
+            Attributes(Form{.compute = sample.dtype(),
+                            .operands = {Form::Operand{along_rows}, Form::Operand{square}}}),
+            {q.rows.codes, of_w.codes, q.rows.scales, of_w.scales, routing.offsets}, "y")[0]);
+        const auto transposed =
+            Form::transposed(along_columns, {builder.value(q.rows.codes).shape[0], columns});
+        sample.result_without_gradient(builder.emit(
+            kQuantizedGroupedLinearWeightGradient,
+            Attributes(Form{.compute = sample.dtype(), .operands = {transposed, transposed}}),
+            {q.transposed.codes, q.transposed.codes, q.transposed.scales, q.transposed.scales,
+             routing.offsets, ValueId{}},
+            "dw")[0]);
+      }};
+}
+
 // A product of operands in 8 bits and both its gradients, dense or, with `offsets`, of experts.
 // Codes are those of bf16 numbers, in all dtypes. `blocks`: with a scale for each 128 along the sum
 // (of weights 128 x 128), powers of two; otherwise with one scale for each operand.
@@ -451,6 +513,8 @@ inline std::vector<LargeSample> large_samples() {
     all.push_back({&spec, std::move(sample)});
   };
   add(kQuantize, measured_sample(300, 528, {}, DType::f8e4m3));
+  add(kQuantize, gathered_sample(500, 272, false));
+  add(kQuantize, gathered_sample(500, 272, true));
   add(kQuantize, measured_sample(1000, 272, {0, 0, 130, 130, 900}, DType::f8e5m2));
   add(kQuantizedLinear, codes_sample(200, 240, 272, {}, false));
   add(kQuantizedLinear, codes_sample(1100, 1040, 144, {}, false, DType::f8e5m2));

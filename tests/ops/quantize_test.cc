@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/experts/permute/permute.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
 #include "ops/precision/quantized_product.h"
@@ -237,6 +238,66 @@ TEST(Quantize, TransposedCodesBeginAtEachExpertsFirstRow) {
 
 // Wherever blocks are cut, a power of two leaves what the codes stand for alone, except elements
 // that are so small that their codes have no exponent: docs/low_precision.md.
+// Of permuted rows, or gathered as they are quantised: scales, largest elements, what codes in rows
+// stand for, and of transposed codes the sums of products of two columns over each expert's rows.
+std::vector<Numbers> of_permuted_rows(bool gathers, BlockShape along_rows, BlockShape along_columns,
+                                      bool measures) {
+  return run_sample([&](SampleBuilder& sample) {
+    Builder& builder = sample.builder();
+    constexpr int64_t kColumns = 20;
+    // Expert 2 has no rows, and each other one fillers.
+    const ValueId indices = sample.integers("indices", {5, 2}, {3, 0, 1, 3, 0, 1, 3, -1, 0, 3});
+    const Routing routing = route(builder, indices, {.experts = 4, .row_multiple = 4}, "routing");
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    const ValueId x = sample.tensor("x", {5, kColumns}, constant);
+    QuantizeAttributes attributes{.rule = ScaleRule::power_of_two,
+                                  .block = along_rows,
+                                  .order = CodesOrder::both,
+                                  .transposed_block = along_columns,
+                                  .measures = measures};
+    ValueId amax;
+    if (measures) {
+      SampleBuilder::Options before = constant;
+      before.dtype = DType::f32;
+      amax = sample.values("amax", {4, 1}, Numbers(4, 0.5), before);
+    }
+    if (gathers) attributes.top_k = 2;
+    const Quantized q =
+        gathers ? quantize(builder, x, routing.offsets, amax, attributes, "q", routing.row_slot)
+                : quantize(builder, permute(builder, x, routing, "rows"), routing.offsets, amax,
+                           attributes, "q");
+    if (measures) sample.result_without_gradient(q.amax);
+    sample.result_without_gradient(q.transposed.scales);
+    Numbers ones(static_cast<size_t>(4 * kColumns * kColumns), 0);
+    for (int64_t i = 0; i < 4 * kColumns; ++i) {
+      ones[static_cast<size_t>(i * kColumns + i % kColumns)] = 1;
+    }
+    const ValueId each = sample.values("each", {4, kColumns, kColumns}, ones, constant);
+    const Codes one = quantize(builder, each, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "o").rows;
+    QuantizedProductAttributes product{.compute = DType::f64};
+    product.operands[0].block = along_rows;
+    sample.result_without_gradient(builder.emit(
+        kQuantizedGroupedLinear, Attributes(product),
+        {q.rows.codes, one.codes, q.rows.scales, one.scales, routing.offsets}, "y")[0]);
+    const auto transposed = QuantizedProductAttributes::transposed(
+        along_columns, {builder.value(q.rows.codes).shape[0], kColumns});
+    sample.result_without_gradient(
+        builder.emit(kQuantizedGroupedLinearWeightGradient,
+                     Attributes(QuantizedProductAttributes{.compute = DType::f64,
+                                                           .operands = {transposed, transposed}}),
+                     {q.transposed.codes, q.transposed.codes, q.transposed.scales,
+                      q.transposed.scales, routing.offsets, ValueId{}},
+                     "dw")[0]);
+  });
+}
+
+TEST(Quantize, GathersTheRowsThatPermuteWouldStore) {
+  EXPECT_EQ(of_permuted_rows(true, {1, 8}, {8, 1}, false),
+            of_permuted_rows(false, {1, 8}, {8, 1}, false));
+  EXPECT_EQ(of_permuted_rows(true, {}, {}, true), of_permuted_rows(false, {}, {}, true));
+}
+
 TEST(Quantize, OtherBlocksMoveOnlySmallNumbers) {
   Numbers x = normal_numbers(64, 4);
   for (size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(1.0, -static_cast<int>(i % 24));

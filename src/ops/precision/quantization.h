@@ -19,6 +19,7 @@ struct QuantizeAttributes {
   bool rounds = false;               // x, which is f32, to bf16 first
   bool rotates = false;              // x first: columns of 16 rows (fp4_block.h)
   bool is_stochastic = false;        // codes are drawn; of the rule fp4
+  int32_t top_k = 0;                 // not 0: x has tokens, of whose top_k slots each has the rows
 
   bool has_rows() const { return order != CodesOrder::transposed; }
   bool has_transposed() const { return order != CodesOrder::rows; }

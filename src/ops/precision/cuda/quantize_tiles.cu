@@ -174,7 +174,7 @@ __device__ __forceinline__ void column_factors(TileMemory& memory, ScaleRule rul
 
 template <class T, __nv_fp8_interpretation_t kFormat, TileScales kScales>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
-    quantize_tiles_kernel(const T* x, TransposedGrid grid, TileOutputs out) {
+    quantize_tiles_kernel(const T* x, SourceRows source, TransposedGrid grid, TileOutputs out) {
   constexpr int kPackElements = Pack<T>::kElements;
   constexpr int kPacks = PacksOf<T>::kPacks;
   constexpr int kRowsAtOnce = PacksOf<T>::kRowsAtOnce;
@@ -195,8 +195,10 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 #pragma unroll
   for (int i = 0; i < kOwnRows; ++i) {
     const int row = own_row + i * kRowsAtOnce;
-    if (row < tile.count && column < columns) {
-      packs[i] = load_pack(x + (tile.first + row) * columns + column);
+    const bool is_inside = row < tile.count && column < columns;
+    const int64_t from = is_inside ? source.of(tile.first + row) : -1;
+    if (from >= 0) {
+      packs[i] = load_pack(x + from * columns + column);
       if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
         for (float& value : packs[i].values) value = number_of(value, out.rounds);
@@ -351,14 +353,14 @@ void launch_tiles(const CudaKernelArguments& args, const TransposedGrid& grid,
   launch(args, {tiles_of(grid), kTileThreads},
          attributes.format == DType::f8e4m3 ? select_tiles<T, __NV_E4M3>(scales)
                                             : select_tiles<T, __NV_E5M2>(scales),
-         static_cast<const T*>(args.input(0).data), grid, out);
+         static_cast<const T*>(args.input(0).data), source_rows_of(args), grid, out);
 }
 
 }  // namespace
 
 void quantize_tiles(const CudaKernelArguments& args, const float* factors) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
-  const CudaTensor& x = args.input(0);
+  const CudaTensor x = quantized_tensor(args);
   const TransposedGrid grid(x.shape, LiveRows(x), args.input(1));
   TileOutputs out;
   out.factors = factors;

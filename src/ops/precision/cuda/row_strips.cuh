@@ -5,7 +5,7 @@
 // Device functions, and sizes of launches.
 #pragma once
 
-#include "ops/precision/scale_blocks.h"
+#include "ops/precision/quantization.h"
 #include "program/cuda/device.cuh"
 
 namespace troupe {
@@ -26,6 +26,36 @@ __device__ __forceinline__ float number_of(T x, bool rounds) {
     if (rounds) return widen(round_to<Bf16>(x));
   }
   return static_cast<float>(widen(x));
+}
+
+// Of which row of x a row is made that is quantised (ops/precision/quantize).
+struct SourceRows {
+  const int32_t* row_slot = nullptr;  // null: each of itself
+  int32_t top_k = 1;
+
+  // Negative: of none, it is a filler.
+  __device__ __forceinline__ int64_t of(int64_t row) const {
+    if (row_slot == nullptr) return row;
+    const int32_t slot = row_slot[row];
+    return slot < 0 ? -1 : slot / top_k;
+  }
+};
+
+// Input 3 of quantize; block_amax has none.
+inline SourceRows source_rows_of(const CudaKernelArguments& args) {
+  if (args.inputs.size() <= 3) return {};
+  return {args.in<int32_t>(3), args.attributes->as<QuantizeAttributes>().top_k};
+}
+
+// What is quantised, as far as it has a shape: x, or rows gathered from it.
+inline CudaTensor quantized_tensor(const CudaKernelArguments& args) {
+  CudaTensor x = args.input(0);
+  if (args.inputs.size() <= 3) return x;
+  const CudaTensor& row_slot = args.input(3);
+  x.shape = {row_slot.shape[0], x.shape[1]};
+  x.live_rows = row_slot.live_rows;
+  x.expected_rows = row_slot.expected_rows;
+  return x;
 }
 
 // The scales of an operand; the rows that are live are the kernel's to find.

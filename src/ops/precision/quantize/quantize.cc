@@ -5,6 +5,7 @@
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/precision/cuda/quantize_tiles.h"
+#include "ops/routing/route/route.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -16,9 +17,22 @@ CudaKernel block_amax_cuda_kernel(const OpView& op);
 
 namespace {
 
-// Of x, input 0, with offsets or without, input 1; their number or 0.
-int64_t check_blocks(InferContext& context, BlockShape block, const std::string& kind) {
-  const Value& x = context.input(0);
+// What is quantised: x, or rows gathered from it.
+Value source_of(InferContext& context) {
+  Value x = context.input(0);
+  if (context.input_count() <= 3) return x;
+  const Value& row_slot = context.input(3);
+  TROUPE_CHECK(x.shape.rank() == 2 && row_slot.dtype == DType::i32 && row_slot.rows.valid() &&
+                   row_slot.shape.rank() == 1,
+               "quantize: row_slot " + row_slot.shape.to_string() + " of " + x.name);
+  x.shape = {row_slot.shape[0], x.shape[1]};
+  x.rows = row_slot.rows;
+  return x;
+}
+
+// Of x with offsets or without, input 1; their number or 0.
+int64_t check_blocks(InferContext& context, const Value& x, BlockShape block,
+                     const std::string& kind) {
   TROUPE_CHECK(is_float(x.dtype) && (x.shape.rank() == 2 || x.shape.rank() == 3) &&
                    block.rows >= 0 && block.columns >= 0,
                kind + ": x " + x.shape.to_string() + " in blocks of " + to_string(block));
@@ -47,9 +61,8 @@ RowCount rows_of_scales(const Value& x, BlockShape block) {
 }
 
 // Transposed codes with scales of their own, where there are any.
-void declare_transposed(InferContext& context, const QuantizeAttributes& attributes,
+void declare_transposed(InferContext& context, const Value& x, const QuantizeAttributes& attributes,
                         int64_t experts) {
-  const Value x = context.input(0);
   TROUPE_CHECK(attributes.transposed_block.rows != 1,
                "quantize: transposed codes in blocks of one row: " + x.name);
   // All blocks are written, and fewer expected where fewer rows are.
@@ -70,8 +83,10 @@ void infer_quantize(InferContext& context) {
   const auto attributes = context.attributes<QuantizeAttributes>();
   const BlockShape block =
       attributes.has_transposed() ? attributes.transposed_block : attributes.block;
-  const int64_t experts = check_blocks(context, block, "quantize");
-  const Value x = context.input(0);
+  const Value x = source_of(context);
+  const int64_t experts = check_blocks(context, x, block, "quantize");
+  TROUPE_CHECK(context.input_count() == (attributes.top_k > 0 ? 4 : 3),
+               "quantize: slots of " + x.name);
   TROUPE_CHECK(!attributes.rounds || x.dtype == DType::f32, "quantize: bf16 of f32: " + x.name);
   TROUPE_CHECK(!attributes.part.any() || !attributes.has_transposed(),
                "quantize: matrices that are cut have codes in rows: " + x.name);
@@ -79,7 +94,8 @@ void infer_quantize(InferContext& context) {
                    (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
                "quantize: only scales by ratios are for f8e5m2");
   const bool is_fp4 = attributes.rule == ScaleRule::fp4;
-  TROUPE_CHECK(is_fp4 ? context.has_input(2) && !attributes.measures && !attributes.part.any()
+  TROUPE_CHECK(is_fp4 ? context.has_input(2) && !attributes.measures && !attributes.part.any() &&
+                            attributes.top_k == 0
                       : !attributes.rotates && !attributes.is_stochastic,
                "quantize: not as 4 bits are: " + x.name);
   if (context.has_input(2)) {
@@ -98,7 +114,7 @@ void infer_quantize(InferContext& context) {
                    shape_of_scales(x, attributes.block, experts, attributes.part),
                    rows_of_scales(x, attributes.block));
   }
-  if (attributes.has_transposed()) declare_transposed(context, attributes, experts);
+  if (attributes.has_transposed()) declare_transposed(context, x, attributes, experts);
   if (!attributes.measures) return;
   TROUPE_CHECK(context.has_input(2), "quantize: measured is what is not known before");
   context.output("amax", DType::f32, shape_of_scales(x, block, experts, attributes.part));
@@ -109,8 +125,8 @@ void infer_block_amax(InferContext& context) {
   TROUPE_CHECK(!rotates || (block == BlockShape{} && !part.any()),
                "block_amax: rotated matrices are whole");
   TROUPE_CHECK(!rounds || context.input(0).dtype == DType::f32, "block_amax: bf16 of f32");
-  const int64_t experts = check_blocks(context, block, "block_amax");
   const Value x = context.input(0);
+  const int64_t experts = check_blocks(context, x, block, "block_amax");
   context.output("", DType::f32, shape_of_scales(x, block, experts, part),
                  rows_of_scales(x, block));
 }
@@ -121,10 +137,14 @@ Cost cost_quantize(const OpView& op) {
   // One scale for a whole matrix has to be found before.
   const bool is_whole =
       (attributes.has_rows() ? attributes.block : attributes.transposed_block) == BlockShape{};
-  uint64_t bytes = op.input(0).bytes() * (is_whole && !op.has_input(2) ? 2 : 1);
+  const bool gathers = attributes.top_k > 0;
+  const int64_t rows = gathers ? op.input(3).shape[0] : op.input(0).shape[0];
+  const int64_t elements = rows * op.input(0).shape.row_elements();
+  uint64_t bytes = static_cast<uint64_t>(elements) * size_of(op.input(0).dtype);
+  if (is_whole && !op.has_input(2)) bytes *= 2;
+  if (gathers) bytes += op.input(3).bytes();
   for (int i = 0; i < op.op.output_count; ++i) bytes += op.output(i).bytes();
-  return {.flops = passes * static_cast<double>(op.input(0).shape.elements()),
-          .bytes = static_cast<double>(bytes)};
+  return {.flops = passes * static_cast<double>(elements), .bytes = static_cast<double>(bytes)};
 }
 
 Cost cost_block_amax(const OpView& op) {
@@ -179,8 +199,9 @@ std::string print_quantize(const Attributes& attributes) {
   if (values.has_rows()) text += " block=" + to_string(values.block);
   if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
   return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "") +
-         print_source(values.part, values.rounds) + (values.rotates ? " rotated=1" : "") +
-         (values.is_stochastic ? " stochastic=1" : "");
+         print_source(values.part, values.rounds) +
+         (values.top_k > 0 ? fmt::format(" top_k={}", values.top_k) : "") +
+         (values.rotates ? " rotated=1" : "") + (values.is_stochastic ? " stochastic=1" : "");
 }
 
 std::string print_block_amax(const Attributes& attributes) {
@@ -271,9 +292,33 @@ std::vector<OpSample> samples_quantize() {
       declare_results(sample, quantized);
     };
   };
+  // Rows gathered from tokens; of expert 2 there are none, of the others fillers.
+  const auto gathered = [](QuantizeAttributes attributes) {
+    attributes.top_k = 2;
+    return [=](SampleBuilder& sample) {
+      const ValueId indices = sample.integers("indices", {5, 2}, {3, 0, 1, 3, 0, 1, 3, -1, 0, 3});
+      const Routing routing =
+          route(sample.builder(), indices, {.experts = 4, .row_multiple = 4}, "routing");
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      constant.dtype = DType::bf16;
+      const ValueId x = sample.tensor("x", {5, 10}, constant);
+      ValueId amax;
+      if (attributes.measures) {
+        constant.dtype = DType::f32;
+        amax = sample.values("amax", {4, 1}, std::vector<double>(4, 0.5), constant);
+      }
+      declare_results(sample, quantize(sample.builder(), x, routing.offsets, amax, attributes, "q",
+                                       routing.row_slot));
+    };
+  };
   constexpr DType kE4 = DType::f8e4m3;
   constexpr DType kE5 = DType::f8e5m2;
   return {
+      {"gathered", gathered({.order = CodesOrder::both, .measures = true})},
+      {"gathered_in_blocks",
+       gathered(
+           {kE4, ScaleRule::power_of_two, {1, 8}, CodesOrder::both, /*transposed_block=*/{4, 1}})},
       {"tensor", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, false)},
       {"tensor_e5m2", dense({300, 200}, {kE5, ScaleRule::ratio, {}}, false)},
       {"tensor_amax_given", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, true)},
@@ -323,8 +368,11 @@ std::string to_string(BlockShape block) {
 }
 
 Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
-                   const QuantizeAttributes& attributes, const std::string& name) {
-  const auto outputs = builder.emit(kQuantize, Attributes(attributes), {x, offsets, amax}, name);
+                   const QuantizeAttributes& attributes, const std::string& name,
+                   ValueId row_slot) {
+  std::vector<ValueId> inputs = {x, offsets, amax};
+  if (row_slot.valid()) inputs.push_back(row_slot);
+  const auto outputs = builder.emit(kQuantize, Attributes(attributes), inputs, name);
   const auto output = [&](int i) { return outputs[static_cast<size_t>(i)]; };
   Quantized quantized;
   if (attributes.has_rows()) quantized.rows = {output(0), output(1)};

@@ -20,7 +20,8 @@
 // weight does not have. NaN becomes NaN.
 //
 // Kinds
-//   quantize   (x, offsets optional, amax optional) -> codes and scales, by their order:
+//   quantize   (x, offsets optional, amax optional, row_slot optional) -> codes and scales, by
+//              their order:
 //                rows        codes like x, scales
 //                transposed  transposed codes, scales
 //                both        codes like x, scales, transposed codes; where these have other blocks
@@ -33,6 +34,10 @@
 // `amax` is what block_amax computes, of several tensors one after the other (of all ranks,
 // all_gather): of each block the largest counts. Without it, the blocks' own count. `measures`
 // needs it. Unused scales are 1.
+//
+// With `row_slot` and the attribute top_k = k, what is quantised are the rows that permute
+// (ops/experts/permute) would gather, without storing them: row r is row row_slot[r] / k of x, or
+// zeros where row_slot[r] is negative. Not of the rule fp4.
 //
 // There is no derivative: precision is lowered after differentiation (passes/precision.h), so
 // gradients pass quantisation as if it were not there.
@@ -65,7 +70,8 @@ struct Quantized {
 };
 
 Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
-                   const QuantizeAttributes& attributes, const std::string& name);
+                   const QuantizeAttributes& attributes, const std::string& name,
+                   ValueId row_slot = {});
 ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
                    const BlockAmaxAttributes& attributes, const std::string& name);
 

@@ -14,16 +14,23 @@ namespace {
 
 constexpr int64_t kQuantizeGrain = 32768;  // elements
 
+// Input 3 of quantize; block_amax has none.
+const int32_t* row_slot_of(const KernelArguments& args) {
+  return args.inputs.size() > 3 ? args.in<int32_t>(3) : nullptr;
+}
+
 ScaleGrid grid_of(const KernelArguments& args, BlockShape block, const MatrixRows& part = {}) {
   const TensorView& x = args.input(0);
   const TensorView& offsets = args.input(1);
-  const int64_t rows = x.shape.rank() == 3 ? x.shape[0] * x.shape[1] : x.rows();
-  return {x.shape,
-          rows,
-          block,
-          offsets.as<int32_t>(),
-          offsets.data == nullptr ? 0 : offsets.shape[0] - 1,
-          part};
+  Shape shape = x.shape;
+  int64_t rows = shape.rank() == 3 ? shape[0] * shape[1] : x.rows();
+  if (row_slot_of(args) != nullptr) {
+    shape = {args.input(3).shape[0], shape[1]};
+    rows = args.input(3).rows();
+  }
+  return {
+      shape, rows, block, offsets.as<int32_t>(), offsets.data == nullptr ? 0 : offsets.shape[0] - 1,
+      part};
 }
 
 template <class T>
@@ -31,6 +38,49 @@ float number_of(T x, bool rounds) {
   const auto number = static_cast<float>(widen(x));
   return rounds ? static_cast<float>(bf16(number)) : number;
 }
+
+// The rows that are quantised: those of x, or gathered from it.
+template <class T>
+class SourceRows {
+ public:
+  SourceRows(const KernelArguments& args, bool rounds)
+      : x_(args.in<T>(0)),
+        columns_(args.input(0).shape.back()),
+        row_slot_(row_slot_of(args)),
+        rounds_(rounds) {
+    if (row_slot_ != nullptr) top_k_ = args.attributes->as<QuantizeAttributes>().top_k;
+  }
+
+  // What of a row: number(i) is its element i.
+  class Row {
+   public:
+    float operator()(int64_t i) const {
+      return from_ == nullptr ? 0 : number_of(from_[i], rounds_);
+    }
+
+   private:
+    friend class SourceRows;
+    const T* from_ = nullptr;  // null: a filler
+    bool rounds_ = false;
+  };
+  Row of(int64_t row) const {
+    Row found;
+    found.rounds_ = rounds_;
+    if (row_slot_ == nullptr) {
+      found.from_ = x_ + row * columns_;
+    } else if (row_slot_[row] >= 0) {
+      found.from_ = x_ + row_slot_[row] / top_k_ * columns_;
+    }
+    return found;
+  }
+
+ private:
+  const T* x_;
+  int64_t columns_;
+  const int32_t* row_slot_;
+  bool rounds_;
+  int64_t top_k_ = 1;
+};
 
 int64_t grain_of(const ScaleGrid& grid) {
   return std::max<int64_t>(1, kQuantizeGrain / std::max<int64_t>(1, grid.columns()));
@@ -51,18 +101,17 @@ template <class T>
 void find_maxima(const KernelArguments& args, const ScaleGrid& grid, bool rounds, uint32_t* maxima,
                  int64_t count) {
   std::fill(maxima, maxima + count, 0U);
-  const T* x = args.in<T>(0);
+  const SourceRows<T> rows(args, rounds);
   const int64_t width = grid.block_columns();
   args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const T* from = x + row * grid.columns();
+      const auto numbers = rows.of(row);
       uint32_t* to = maxima + grid.scale_row(row) * grid.scale_columns();
       for (int64_t block = 0; block < grid.scale_columns(); ++block) {
         const int64_t last = std::min(grid.columns(), (block + 1) * width);
         uint32_t largest = 0;
         for (int64_t i = block * width; i < last; ++i) {
-          const float value = number_of(from[i], rounds);
-          largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
+          largest = std::max(largest, std::bit_cast<uint32_t>(numbers(i)) & 0x7fffffffU);
         }
         raise(to[block], largest);
       }
@@ -113,31 +162,28 @@ void for_each_block(const KernelArguments& args, const ScaleGrid& grid, const ui
 
 template <class T, class Code>
 void store_codes(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors) {
-  const bool rounds = args.attributes->as<QuantizeAttributes>().rounds;
-  const T* x = args.in<T>(0);
+  const SourceRows<T> rows(args, args.attributes->as<QuantizeAttributes>().rounds);
   Code* codes = args.out<Code>(0);
   for_each_block(args, grid, factors, [&](int64_t row, int64_t first, int64_t last, float factor) {
-    const int64_t begin = row * grid.columns();
-    for (int64_t i = begin + first; i < begin + last; ++i) {
-      codes[i] = Code::nearest(number_of(x[i], rounds) * factor);
-    }
+    const auto numbers = rows.of(row);
+    Code* const to = codes + row * grid.columns();
+    for (int64_t i = first; i < last; ++i) to[i] = Code::nearest(numbers(i) * factor);
   });
 }
 
 template <class T, class Code>
 void store_transposed(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors,
                       int output) {
-  const bool rounds = args.attributes->as<QuantizeAttributes>().rounds;
-  const T* x = args.in<T>(0);
+  const SourceRows<T> rows(args, args.attributes->as<QuantizeAttributes>().rounds);
   Code* codes = args.out<Code>(output);
   std::fill(codes, codes + args.output(output).shape.elements(), Code{});
   const ScaleGrid blocks = grid_of(args, {kTransposedRows, 1});
   for_each_block(args, grid, factors, [&](int64_t row, int64_t first, int64_t last, float factor) {
     const int64_t block = blocks.scale_row(row) * grid.columns();
     const int64_t place = blocks.row_in_block(row);
+    const auto numbers = rows.of(row);
     for (int64_t column = first; column < last; ++column) {
-      codes[(block + column) * kTransposedRows + place] =
-          Code::nearest(number_of(x[row * grid.columns() + column], rounds) * factor);
+      codes[(block + column) * kTransposedRows + place] = Code::nearest(numbers(column) * factor);
     }
   });
 }

@@ -48,11 +48,23 @@ __device__ __forceinline__ void add_maxima(uint32_t* to, const ScaleGrid& grid, 
   }
 }
 
+// Of a row of x, or of one of zeros.
+template <class T, int kStep>
+__device__ __forceinline__ Pack<T> load_row_step(const T* x, int64_t row, const ScaleGrid& grid,
+                                                 int64_t column) {
+  if (row >= 0) return load_step<T, kStep>(x + row * grid.columns() + column);
+  Pack<T> zeros;
+#pragma unroll
+  for (T& value : zeros.values) value = round_to<T>(0.0F);
+  return zeros;
+}
+
 // The largest magnitude of each block, as its bits, which are ordered as the magnitudes are, NaN
 // above all. `maxima` are zeros before. A maximum is the same in any order.
 template <class T, int kStep>
 __global__ void __launch_bounds__(kStripThreads)
-    block_maxima_kernel(const T* x, LiveRows rows, ScaleGrid grid, bool rounds, uint32_t* maxima) {
+    block_maxima_kernel(const T* x, SourceRows source, LiveRows rows, ScaleGrid grid, bool rounds,
+                        uint32_t* maxima) {
   const RowStrip strip(grid, rows.count(), kStep);
   if (strip.rows() <= 0) return;
   const int64_t own_scale_row = strip.scale_row_of_lane(grid);
@@ -66,7 +78,7 @@ __global__ void __launch_bounds__(kStripThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (reads && first + i < strip.rows()) {
-        packs[i] = load_step<T, kStep>(x + (strip.row() + first + i) * grid.columns() + column);
+        packs[i] = load_row_step<T, kStep>(x, source.of(strip.row() + first + i), grid, column);
       }
     }
 #pragma unroll
@@ -125,8 +137,8 @@ __global__ void scales_kernel(ScaleRule rule, float largest_code, uint32_t* maxi
 
 template <__nv_fp8_interpretation_t kFormat, class T, int kStep>
 __global__ void __launch_bounds__(kStripThreads)
-    codes_kernel(const T* x, LiveRows rows, ScaleGrid grid, bool rounds, const float* factors,
-                 uint8_t* codes) {
+    codes_kernel(const T* x, SourceRows source, LiveRows rows, ScaleGrid grid, bool rounds,
+                 const float* factors, uint8_t* codes) {
   const RowStrip strip(grid, rows.count(), kStep);
   if (strip.rows() <= 0) return;
   const int64_t own_scale_row = strip.scale_row_of_lane(grid);
@@ -138,7 +150,7 @@ __global__ void __launch_bounds__(kStripThreads)
     const int64_t scale_row = __shfl_sync(0xffffffffU, own_scale_row, i);
     if (column >= grid.columns()) continue;
     const int64_t at = (strip.row() + i) * grid.columns() + column;
-    const Pack<T> pack = load_step<T, kStep>(x + at);
+    const Pack<T> pack = load_row_step<T, kStep>(x, source.of(strip.row() + i), grid, column);
     if (scale_row != current) {
       current = scale_row;
       const float* of_row = factors + scale_row * grid.scale_columns();
@@ -159,9 +171,9 @@ __global__ void __launch_bounds__(kStripThreads)
 
 // A thread for each code, also of unused blocks: correct for any blocks, and slow.
 template <__nv_fp8_interpretation_t kFormat, class T>
-__global__ void transposed_codes_kernel(const T* x, TransposedGrid blocks, ScaleGrid grid,
-                                        bool rounds, const float* factors, int64_t count,
-                                        uint8_t* codes) {
+__global__ void transposed_codes_kernel(const T* x, SourceRows source, TransposedGrid blocks,
+                                        ScaleGrid grid, bool rounds, const float* factors,
+                                        int64_t count, uint8_t* codes) {
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at >= count) return;
   const int64_t column = at / kTransposedRows % grid.columns();
@@ -172,7 +184,8 @@ __global__ void transposed_codes_kernel(const T* x, TransposedGrid blocks, Scale
     const int64_t row = rows.first + within;
     const float factor = factors[grid.scale_row(row) * grid.scale_columns() +
                                  (grid.scale_columns() == 1 ? 0 : column / grid.block_columns())];
-    const float value = number_of(x[row * grid.columns() + column], rounds);
+    const int64_t from = source.of(row);
+    const float value = from < 0 ? 0.0F : number_of(x[from * grid.columns() + column], rounds);
     code = __nv_cvt_float_to_fp8(value * factor, __NV_SATFINITE, kFormat);
   }
   codes[at] = code;
@@ -187,7 +200,7 @@ void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, bool ro
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? block_maxima_kernel<T, kPack> : block_maxima_kernel<T, 1>, args.in<T>(0),
-         live_rows_of(args.input(0), grid), grid, rounds, maxima);
+         source_rows_of(args), live_rows_of(quantized_tensor(args), grid), grid, rounds, maxima);
 }
 
 // Scales of blocks, to that output, and what elements are multiplied by.
@@ -223,19 +236,20 @@ void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const f
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? codes_kernel<kFormat, T, kPack> : codes_kernel<kFormat, T, 1>, args.in<T>(0),
-         live_rows_of(args.input(0), grid), grid, args.attributes->as<QuantizeAttributes>().rounds,
-         factors, static_cast<uint8_t*>(args.output(0).data));
+         source_rows_of(args), live_rows_of(quantized_tensor(args), grid), grid,
+         args.attributes->as<QuantizeAttributes>().rounds, factors,
+         static_cast<uint8_t*>(args.output(0).data));
 }
 
 template <class T, __nv_fp8_interpretation_t kFormat>
 void store_transposed(const CudaKernelArguments& args, const ScaleGrid& grid,
                       const float* factors) {
-  const CudaTensor& x = args.input(0);
+  const CudaTensor x = quantized_tensor(args);
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
   const CudaTensor& codes = args.output(attributes.transposed_output());
   const int64_t count = codes.shape.elements();
   launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256},
-         transposed_codes_kernel<kFormat, T>, args.in<T>(0),
+         transposed_codes_kernel<kFormat, T>, args.in<T>(0), source_rows_of(args),
          TransposedGrid(x.shape, LiveRows(x), args.input(1)), grid, attributes.rounds, factors,
          count, static_cast<uint8_t*>(codes.data));
 }
@@ -385,21 +399,21 @@ void find_rotated_maxima(const CudaKernelArguments& args, uint32_t* maxima, int6
 template <class T, __nv_fp8_interpretation_t kFormat>
 void quantize_any(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const CudaTensor x = quantized_tensor(args);
   if (attributes.measures) {
     const CudaTensor& amax = args.output(attributes.measured_output());
     const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
-    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1), attributes.part),
-                   attributes.rounds, static_cast<uint32_t*>(amax.data), amax.shape.elements());
+    find_maxima<T>(args, cuda_grid_of(x, block, args.input(1), attributes.part), attributes.rounds,
+                   static_cast<uint32_t*>(amax.data), amax.shape.elements());
   }
   auto* factors = reinterpret_cast<float*>(args.scratch);
   if (attributes.has_rows()) {
-    const ScaleGrid grid =
-        cuda_grid_of(args.input(0), attributes.block, args.input(1), attributes.part);
+    const ScaleGrid grid = cuda_grid_of(x, attributes.block, args.input(1), attributes.part);
     find_scales<T>(args, grid, 1, factors);
     store_codes<T, kFormat>(args, grid, factors);
   }
   if (!attributes.has_transposed()) return;
-  const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.transposed_block, args.input(1));
+  const ScaleGrid grid = cuda_grid_of(x, attributes.transposed_block, args.input(1));
   if (!attributes.shares_scales()) {
     if (attributes.has_rows()) factors += args.output(1).shape.elements();
     find_scales<T>(args, grid, attributes.transposed_scales_output(), factors);
@@ -426,7 +440,7 @@ void quantize_in_tiles(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
   auto* const factors = reinterpret_cast<float*>(args.scratch);
   if (tile_scales(attributes) != TileScales::whole) return quantize_tiles(args, nullptr);
-  find_scales<T>(args, cuda_grid_of(args.input(0), {}, args.input(1)), 1, factors);
+  find_scales<T>(args, cuda_grid_of(quantized_tensor(args), {}, args.input(1)), 1, factors);
   quantize_tiles(args, factors);
 }
 
