@@ -33,9 +33,9 @@ Values emit(Builder& builder, int32_t sequences, const GatedDeltaRuleAttributes&
   const ValueId qkv = builder.input("qkv", dtype, {rows, a.row_size()});
   const ValueId d_out = builder.input("d_out", dtype, {rows, a.value_size()});
   const ValueId none;
-  const ValueId out = gated_delta_rule(builder, qkv, gates, none, a, "out");
-  const auto gradients =
-      builder.emit(kGatedDeltaRuleGradient, Attributes(a), {d_out, qkv, gates, none}, "d_qkv");
+  const ValueId out = gated_delta_rule(builder, qkv, gates, {}, a, "out");
+  const auto gradients = builder.emit(kGatedDeltaRuleGradient, Attributes(a),
+                                      {d_out, qkv, gates, none, none}, "d_qkv");
   return {out, gradients[0], gradients[1]};
 }
 

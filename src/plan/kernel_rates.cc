@@ -283,7 +283,9 @@ std::string_view name_of(TimePart part) {
 TimePart part_of(const Op& op) {
   const std::string_view kind = op.spec->name;
   if (op.place.queue == Queue::copy) return TimePart::copies;
-  if (has(kind, "attention") || has(kind, "delta_rule")) return TimePart::attention;
+  if (has(kind, "attention") || has(kind, "delta_rule") || has(kind, "delta_state")) {
+    return TimePart::attention;
+  }
   if (op.spec->group != nullptr) return TimePart::exchange;
   if (op.place.phase == Phase::optimizer) return TimePart::update;
   if (has(kind, "grouped_linear")) return TimePart::expert_products;

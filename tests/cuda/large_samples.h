@@ -360,7 +360,8 @@ inline OpSample delta_rule_sample(int32_t sequences, const GatedDeltaRuleAttribu
                 sample.values("gates", {rows, 2 * heads}, gates, {.accumulation = true});
             const ValueId begin =
                 begins.empty() ? ValueId{} : sample.integers("starts", {rows}, starts);
-            sample.result(gated_delta_rule(sample.builder(), qkv, gate, begin, attributes, "o"));
+            sample.result(
+                gated_delta_rule(sample.builder(), qkv, gate, {.starts = begin}, attributes, "o"));
           }};
 }
 

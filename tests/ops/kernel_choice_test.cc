@@ -8,6 +8,8 @@
 #include "cuda/sample_variants.h"
 #include "ops/attention/attention/attention_cuda.h"
 #include "ops/attention/context_attention/context_attention.h"
+#include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/gated_delta_rule/gated_delta_state.h"
 #include "ops/attention/rope/rope.h"
 #include "ops/registry.h"
 #include "support/errors.h"
@@ -55,6 +57,33 @@ KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups,
         grouped_linear(builder, rows, weight, offsets, "y");
       },
       multiprocessors);
+}
+
+// With a state before a sequence, and for what it makes of any state, as without.
+TEST(KernelChoice, OfGatedDeltaRules) {
+  const auto of = [](DType dtype, int32_t head, bool is_state) {
+    return choose(kHopper, [&](Builder& builder) {
+      const GatedDeltaRuleAttributes a{
+          .sequence = 64, .key_heads = 1, .value_heads = 2, .key_dim = head, .value_dim = head};
+      const DType wide = accumulation_dtype(dtype);
+      const ValueId qkv = builder.input("qkv", dtype, {64, a.row_size()});
+      const ValueId gates = builder.input("gates", wide, {64, 4});
+      if (is_state) {
+        gated_delta_state(builder, qkv, gates, {}, a, "ends");
+      } else {
+        const ValueId initial = builder.input("initial", wide, {1, 2, head, head});
+        gated_delta_rule(builder, qkv, gates, {.initial = initial}, a, "o");
+      }
+    });
+  };
+  for (const bool is_state : {false, true}) {
+    const KernelChoice fast = of(DType::bf16, 128, is_state);
+    EXPECT_EQ(std::string(fast.variant), "chunks");
+    EXPECT_EQ(fast.slow, SlowKernel::no);
+    EXPECT_EQ(of(DType::bf16, 64, is_state).slow, SlowKernel::head_size);
+    EXPECT_EQ(of(DType::f32, 128, is_state).slow, SlowKernel::dtype);
+    EXPECT_EQ(std::string(of(DType::f32, 128, is_state).variant), "heads");
+  }
 }
 
 // Its rows decide, not the table, whose type is another.

@@ -177,7 +177,7 @@ ValueId GatedDeltaNet::build_rule(const BlockContext& context, ValueId qkv, Valu
                   share.of_parameter(bias_, {{{value_heads}}}),
                   {.heads = value_heads, .group_heads = spec_.values_of_key()}, "delta_gates");
   const ValueId attended =
-      gated_delta_rule(builder, convolved, strengths, context.batch.whole_starts,
+      gated_delta_rule(builder, convolved, strengths, {.starts = context.batch.whole_starts},
                        {.sequence = sequence,
                         .key_heads = key_heads,
                         .value_heads = value_heads,

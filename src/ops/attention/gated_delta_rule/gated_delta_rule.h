@@ -5,7 +5,7 @@
 // queries and then of keys of d_k elements each, then H_v heads of values of d_v; value head h goes
 // with query and key head h / (H_v / H_k). A row of gates has beta of all value heads, then g <= 0.
 // With q' = d_k^{-1/2} q / sqrt(|q|^2 + 1e-6) and k' = k / sqrt(|k|^2 + 1e-6), for each head, from
-// a state S of d_k x d_v zeros:
+// a state S of d_k x d_v zeros, or from `initial`, that before the sequence:
 //
 //   D_t = e^{g_t} S_{t-1}
 //   u_t = v_t - D_t^T k'_t
@@ -20,61 +20,48 @@
 //   dk'_t = beta_t dS_t u_t - D_t dv_t           d_beta_t = u_t . dS_t^T k'_t
 //   dg_t  = sum over all elements of (dS_t - k'_t dv_t^T) D_t
 //
+// The gradient of `initial` is e^{g_0} (dS_0 - k'_0 dv_0^T).
+//
 // All in the accumulation type. Nothing is kept for the gradients but the inputs: the states are
 // computed again from those of every delta_chunk(S)-th row.
 //
 // Kinds (T = B S rows, not ragged; starts is i32 [T]: the position in its sequence at which the
-// document of each row begins)
+// document of each row begins, negative where that is before the sequence: such a row goes on from
+// `initial`. initial is [B, H_v, d_k, d_v] in the accumulation dtype)
 //   gated_delta_rule (qkv [T, 2 H_k d_k + H_v d_v], gates [T, 2 H_v] in the accumulation dtype,
-//       starts optional)                                  -> o [T, H_v d_v]
-//   gated_delta_rule_gradient (d_o, qkv, gates, starts)   -> d_qkv, d_gates
+//       starts optional, initial optional)                         -> o [T, H_v d_v]
+//   gated_delta_rule_gradient (d_o, qkv, gates, starts, initial)   -> d_qkv, d_gates, and
+//       d_initial where there is one
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "ops/attention/gated_delta_rule/delta_attributes.h"
+#include "ops/choose_kernel.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 
-inline constexpr double kDeltaNormEpsilon = 1e-6;
-
-struct GatedDeltaRuleAttributes {
-  int32_t sequence = 1;     // S
-  int32_t key_heads = 1;    // H_k
-  int32_t value_heads = 1;  // H_v, a multiple of H_k
-  int32_t key_dim = 1;      // d_k
-  int32_t value_dim = 1;    // d_v
-
-  constexpr int64_t key_size() const { return int64_t{key_heads} * key_dim; }
-  constexpr int64_t value_size() const { return int64_t{value_heads} * value_dim; }
-  constexpr int64_t row_size() const { return 2 * key_size() + value_size(); }
-  constexpr int64_t state_size() const { return int64_t{key_dim} * value_dim; }
-  // Where, in a row of qkv, the query, key and value of a value head begin.
-  constexpr int64_t query_of(int64_t head) const {
-    return head / (value_heads / key_heads) * key_dim;
-  }
-  constexpr int64_t key_of(int64_t head) const { return key_size() + query_of(head); }
-  constexpr int64_t value_of(int64_t head) const { return 2 * key_size() + head * value_dim; }
+// Where a sequence begins, what its state is, and where its documents begin.
+struct DeltaBeginnings {
+  ValueId starts = {};
+  ValueId initial = {};
 };
 
-// Rows between states that are kept while a gradient is computed: about the square root of the
-// sequence, so that the kept states and those between two of them take the least memory.
-constexpr int64_t delta_chunk(int64_t sequence) {
-  int64_t chunk = 1;
-  while (chunk * chunk < sequence) ++chunk;
-  return chunk;
-}
-
-// States that one head's gradient holds at a time.
-constexpr int64_t delta_states(int64_t sequence) {
-  const int64_t chunk = delta_chunk(sequence);
-  return (sequence + chunk - 1) / chunk + chunk;
-}
-
-ValueId gated_delta_rule(Builder& builder, ValueId qkv, ValueId gates, ValueId starts,
+ValueId gated_delta_rule(Builder& builder, ValueId qkv, ValueId gates,
+                         const DeltaBeginnings& beginnings,
                          const GatedDeltaRuleAttributes& attributes, const std::string& name);
+
+// Which CUDA kernel an operation of this folder gets, for qkv of this dtype: whole heads row by row
+// in ordinary arithmetic, or chunks of rows on tensor cores (cuda/delta_sm90.h).
+KernelChoice choose_delta_kernel(const OpView& op, const DeviceTraits& device, DType dtype,
+                                 SelectCudaKernel select, ScratchRule scratch);
+// Its scratch: of a forward pass, and of gradients of a state in one part or, of gated_delta_state,
+// in two.
+uint64_t delta_cuda_scratch(const OpView& op);
+uint64_t delta_gradient_cuda_scratch(const OpView& op, int parts);
 
 extern const OpSpec kGatedDeltaRule;
 extern const OpSpec kGatedDeltaRuleGradient;

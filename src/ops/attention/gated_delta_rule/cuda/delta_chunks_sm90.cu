@@ -46,7 +46,9 @@ struct ChunkTiles {
   float shared[32];
 };
 
-// One chunk of one key head of one sequence.
+// One chunk of one key head of one sequence, with the parts of its state. Of two parts there are no
+// outputs (gated_delta_state), so queries have no gradient.
+template <int kParts>
 class ChunkGradient {
  public:
   __device__ ChunkGradient(const DeltaOperands& in, ChunkTiles& tiles)
@@ -63,8 +65,8 @@ class ChunkGradient {
   __device__ void run() {
     const int of_key = in_.a.value_heads / in_.a.key_heads;
     load_queries_and_keys();
-    for (int i = 0; i < of_key; ++i) {
-      run_head(key_head_ * of_key + i);
+    for (int i = 0; i < of_key * kParts; ++i) {
+      run_head(key_head_ * of_key + i / kParts, i % kParts);
       __syncthreads();
     }
     finish(in_.a.query_of(key_head_ * of_key), d_query_, tiles_.query_factor,
@@ -74,6 +76,8 @@ class ChunkGradient {
   }
 
  private:
+  static constexpr bool kHasOut = kParts == 1;
+
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
   // Of a tile's values: rows row() and row() + 8.
@@ -128,8 +132,8 @@ class ChunkGradient {
     normalize(in_.a.key_of(head), 1.0F, tiles_.key, tiles_.key_factor);
   }
 
-  // The head's tiles; returns this thread's part of the sum of S dS.
-  __device__ float load_head(int head) {
+  // The tiles of a part of a head; returns what this thread has of the sum of S dS.
+  __device__ float load_head(int head, int part) {
     if (warp() == 0) load_chunk_gates(in_, first_, chunk_, count_, head, tiles_.gates);
     const int64_t values = int64_t{head} * kDeltaHead;
     // All loads are under way before the first one is waited for.
@@ -139,15 +143,17 @@ class ChunkGradient {
     DeltaPack states[2][kStateRounds];
     const int first = thread() / kRowPacks;
     const int at = thread() % kRowPacks * kPack;
+    const int64_t size = in_.a.value_size();
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int t = first + i * kRowsAtOnce;
-      rows[0][i] = load(in_.d_out, in_.a.value_size(), t, values + at);
-      rows[1][i] = load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at);
-      rows[2][i] = load(in_.u, in_.a.value_size(), t, values + at);
-      rows[3][i] = load(in_.du, in_.a.value_size(), t, values + at);
+      rows[0][i] = kHasOut ? load(in_.d_out, size, t, values + at) : DeltaPack{};
+      rows[1][i] = part == 0 ? load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at)
+                             : load(in_.dv, size, t, values + at);
+      rows[2][i] = load(in_.u + in_.part_of(part), size, t, values + at);
+      rows[3][i] = load(in_.du + in_.part_of(part), size, t, values + at);
     }
-    const int64_t state = in_.state_of(sequence_, head, chunk_) + at;
+    const int64_t state = in_.state_of(part, sequence_, head, chunk_) + at;
 #pragma unroll
     for (int i = 0; i < kStateRounds; ++i) {
       const int64_t from = state + (first + i * kRowsAtOnce) * kDeltaHead;
@@ -161,7 +167,7 @@ class ChunkGradient {
       store_delta_pack(&tiles_.dv[t][at], rows[1][i]);
       store_delta_pack(&tiles_.u[t][at], rows[2][i]);
       const float d_beta = row_sum(product_of(rows[2][i], rows[3][i]));
-      if (at == 0 && t < count_) in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + head] = d_beta;
+      if (at == 0 && t < count_) add_gate(t, head, part, d_beta);
     }
     float product = 0;
 #pragma unroll
@@ -174,12 +180,18 @@ class ChunkGradient {
     return product;
   }
 
+  // The gradient of a gate, which is the sum of that of the parts; by one thread.
+  __device__ void add_gate(int t, int gate, int part, float value) const {
+    float* const to = in_.d_gates + (first_ + t) * 2 * in_.a.value_heads + gate;
+    *to = part == 0 ? value : *to + value;
+  }
+
   // of_out and of_dv.
   __device__ void multiply_rows() {
     Tile outs[kSquareTiles];
     Tile dvs[kSquareTiles];
     const int first = column_warp_ * (kSquareTiles * 8);
-    multiply<kDeltaHead, false, true>(outs, tiles_.d_out, tiles_.u, row_, first);
+    if (kHasOut) multiply<kDeltaHead, false, true>(outs, tiles_.d_out, tiles_.u, row_, first);
     multiply<kDeltaHead, false, true>(dvs, tiles_.dv, tiles_.u, row_, first);
 #pragma unroll
     for (int tile = 0; tile < kSquareTiles; ++tile) {
@@ -248,15 +260,15 @@ class ChunkGradient {
     return sum;
   }
 
-  __device__ void run_head(int head) {
-    const float product = load_head(head);
+  __device__ void run_head(int head, int part) {
+    const float product = load_head(head, part);
     __syncthreads();
     multiply_rows();
     const float of_states = block_sum(product, tiles_.shared);  // synchronises, too
     const int first_column = column_warp_ * (kTiles * 8);
     float scales[2] = {0, 0};  // r_t
     float written[2] = {0, 0};
-    {
+    if constexpr (kHasOut) {
       Tile tiles[kTiles];
       multiply<kDeltaHead, false, false>(tiles, tiles_.d_out, tiles_.state, row_, first_column);
       scale_rows(tiles, [&](int t) { return tiles_.gates.from_start[t]; });
@@ -277,7 +289,9 @@ class ChunkGradient {
       multiply<kDeltaHead, false, false>(tiles, tiles_.u, tiles_.d_state, row_, first_column);
       scale_rows(tiles, [&](int t) { return tiles_.gates.beta[t] * tiles_.gates.to_end[t]; });
       add_row_products(tiles, tiles_.key, 1, written);
-      multiply<kDeltaChunk, true, false>(tiles, tiles_.of_out, tiles_.query, row_, first_column);
+      if (kHasOut) {
+        multiply<kDeltaChunk, true, false>(tiles, tiles_.of_out, tiles_.query, row_, first_column);
+      }
       multiply<kDeltaChunk, true, false, Sign::minus>(tiles, tiles_.of_dv, tiles_.key, row_,
                                                       first_column);
       add_row_products(tiles, tiles_.key, -1, scales);
@@ -291,10 +305,10 @@ class ChunkGradient {
       tiles_.written[thread()] = shared_row_sum(1, thread());
     }
     __syncthreads();
-    if (thread() < count_) write_decays(head, of_states);
+    if (thread() < count_) write_decays(head, part, of_states);
   }
 
-  __device__ void write_decays(int head, float of_states) const {
+  __device__ void write_decays(int head, int part, float of_states) const {
     const int t = thread();
     constexpr int kLast = kDeltaChunk - 1;
     const int document = tiles_.gates.document[t];
@@ -306,8 +320,7 @@ class ChunkGradient {
       sum += (counts ? tiles_.scales[i] : 0.0F) + (is_last ? tiles_.written[i] : 0.0F);
     }
     const bool begins = document != (t == 0 ? 0 : tiles_.gates.document[t - 1]);
-    in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + in_.a.value_heads + head] =
-        begins ? 0.0F : sum;
+    add_gate(t, in_.a.value_heads + head, part, begins ? 0.0F : sum);
   }
 
   // Back through the norm: of x' = scale x f, dx = f scale (d - x f (x f . d)).
@@ -358,20 +371,22 @@ class ChunkGradient {
   Tile d_key_[kTiles];
 };
 
+template <int kParts>
 __global__ __launch_bounds__(kThreads, 1) void delta_chunks_kernel(DeltaOperands operands) {
   extern __shared__ __align__(16) unsigned char memory[];
-  ChunkGradient(operands, *reinterpret_cast<ChunkTiles*>(memory)).run();
+  ChunkGradient<kParts>(operands, *reinterpret_cast<ChunkTiles*>(memory)).run();
 }
 
 }  // namespace
 
 void launch_delta_chunks(const CudaKernelArguments& args, const DeltaOperands& operands) {
-  allow_shared_bytes(delta_chunks_kernel, sizeof(ChunkTiles));
+  const auto kernel = operands.parts == 1 ? delta_chunks_kernel<1> : delta_chunks_kernel<2>;
+  allow_shared_bytes(kernel, sizeof(ChunkTiles));
   const auto chunks =
       static_cast<unsigned>(operands.rows / operands.a.sequence * operands.chunks());
   launch(args,
          {dim3(chunks, static_cast<unsigned>(operands.a.key_heads)), kThreads, sizeof(ChunkTiles)},
-         delta_chunks_kernel, operands);
+         kernel, operands);
 }
 
 }  // namespace troupe

@@ -16,9 +16,10 @@ constexpr int kColumnPacks = kColumns / kDeltaPack;
 static_assert(kRowWarps * kColumnWarps * 32 == kThreads && kRowWarps * 16 == kDeltaChunk);
 static_assert(kColumns == kDeltaChunk, "a warp has as many rows of a chunk as columns of a state");
 
-// forward: o of each row. states: u of each row, and S before each chunk. adjoint: backwards over
-// the chunks, du and dv of each row, and E after each chunk.
-enum class Scan { forward, states, adjoint };
+// forward: o of each row. states: u of each row, and S before each chunk. ends: S after the last
+// one. adjoint: backwards over the chunks, du and dv of each row, E after each chunk, and that
+// before all.
+enum class Scan { forward, states, ends, adjoint };
 
 struct ScanStage {
   Bf16 key[kDeltaChunk][kDeltaPitch];
@@ -53,7 +54,7 @@ __device__ __forceinline__ void store_pair(Bf16* to, float x, float y) {
   *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x, y);
 }
 
-// Some columns of the state of one value head of one sequence.
+// Some columns of a part of the state of one value head of one sequence.
 template <Scan kScan>
 class DeltaScan {
  public:
@@ -62,6 +63,7 @@ class DeltaScan {
         tiles_(tiles),
         head_(static_cast<int>(blockIdx.x) % in.a.value_heads),
         sequence_(blockIdx.x / in.a.value_heads),
+        part_(static_cast<int>(blockIdx.z)),
         first_column_(static_cast<int>(blockIdx.y) * kColumns),
         row_(warp() % kRowWarps * 16),
         column_(warp() / kRowWarps * (kTiles * 8)),
@@ -71,22 +73,25 @@ class DeltaScan {
     const int chunks = in_.chunks();
     const auto chunk_of = [&](int i) { return kIsBackward ? chunks - 1 - i : i; };
     load(tiles_.stages[0], chunk_of(0));
+    begin_state();
     store_state();
     for (int i = 0; i < chunks; ++i) {
       wait_for_copies();
       __syncthreads();
       if (i + 1 < chunks) load(tiles_.stages[(i + 1) % 2], chunk_of(i + 1));
       if (i > 0) store_results(chunk_of(i - 1));
-      if (kScan != Scan::forward) keep_state(chunk_of(i));
+      if (kScan == Scan::states || kIsBackward) keep_state(chunk_of(i));
       run_chunk(tiles_.stages[i % 2], chunk_of(i));
     }
     __syncthreads();
     store_results(chunk_of(chunks - 1));
+    if (kScan == Scan::ends) write_state(in_.ends, 2);
+    if (kIsBackward && in_.d_initial != nullptr) write_state(in_.d_initial, 1);
   }
 
  private:
   static constexpr bool kIsBackward = kScan == Scan::adjoint;
-  static constexpr bool kHasQueries = kScan != Scan::states;
+  static constexpr bool kHasQueries = kScan == Scan::forward || kIsBackward;
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
@@ -115,9 +120,11 @@ class DeltaScan {
 #pragma unroll
     for (int t = thread() / kColumnPacks; t < kDeltaChunk; t += kThreads / kColumnPacks) {
       const int64_t row = first + min(t, count - 1);
-      const Bf16* values = kIsBackward ? in_.d_out + row * in_.a.value_size() + head_ * kDeltaHead
-                                       : in_.qkv + row * in_.a.row_size() + in_.a.value_of(head_);
-      copy_pack(&stage.values[t][pack], values + first_column_ + pack, t < count);
+      const bool has_values = kIsBackward ? in_.d_out != nullptr : part_ == 0;
+      const Bf16* values = kIsBackward && has_values
+                               ? in_.d_out + row * in_.a.value_size() + head_ * kDeltaHead
+                               : in_.qkv + row * in_.a.row_size() + in_.a.value_of(head_);
+      copy_pack(&stage.values[t][pack], values + first_column_ + pack, has_values && t < count);
       const int64_t square = (place * kDeltaChunk + t) * kDeltaChunk + pack;
       copy_pack(&stage.coupling[t][pack], in_.coupling + square);
       if (kHasQueries) copy_pack(&stage.attention[t][pack], in_.attention + square);
@@ -125,6 +132,32 @@ class DeltaScan {
     if (thread() < kDeltaChunk) {
       copy_pack(&stage.numbers[thread()], in_.numbers + place * kDeltaChunk + thread());
     }
+  }
+
+  // visit(element, index) for the elements of the state that the thread has: where they are in a
+  // tensor [B, H_v, d_k, parts d_v].
+  template <class Visit>
+  __device__ void for_state(int parts, const Visit& visit) {
+    const int64_t first = (sequence_ * in_.a.value_heads + head_) * kDeltaHead;
+#pragma unroll
+    for (int tile = 0; tile < kStateTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int k = state_row_ + tile * 8 + lane_of() % 4 * 2 + i % 2;
+        const int column = part_ * kDeltaHead + first_column_ + row(i / 2);
+        visit(state_[tile].values[i], (first + k) * parts * kDeltaHead + column, k, column);
+      }
+    }
+  }
+  __device__ void begin_state() {
+    const float* const from = kIsBackward ? in_.d_ends : in_.initial;
+    for_state(kIsBackward ? 2 : 1, [&](float& element, int64_t at, int k, int column) {
+      const bool is_identity = !kIsBackward && column == kDeltaHead + k;
+      element = from != nullptr ? from[at] : is_identity ? 1.0F : 0.0F;
+    });
+  }
+  __device__ void write_state(float* to, int parts) {
+    for_state(parts, [&](float element, int64_t at, int, int) { to[at] = element; });
   }
 
   __device__ void store_state() const {
@@ -141,7 +174,7 @@ class DeltaScan {
   // The state at the border of the chunk, for the gradients.
   __device__ void keep_state(int chunk) const {
     Bf16* const to = (kIsBackward ? in_.d_states : in_.states) +
-                     in_.state_of(sequence_, head_, chunk) + first_column_ * kDeltaHead;
+                     in_.state_of(part_, sequence_, head_, chunk) + first_column_ * kDeltaHead;
     const int at = thread() % kRowPacks * kDeltaPack;
 #pragma unroll
     for (int j = thread() / kRowPacks; j < kColumns; j += kThreads / kRowPacks) {
@@ -150,10 +183,15 @@ class DeltaScan {
   }
 
   __device__ void store_results(int chunk) const {
+    if (kScan == Scan::ends) return;
     const int64_t first = first_row(chunk);
     const int count = rows_of(chunk);
     const int pack = thread() % kColumnPacks * kDeltaPack;
-    Bf16* const to = kScan == Scan::forward ? in_.out : kScan == Scan::states ? in_.u : in_.du;
+    Bf16* const to =
+        kScan == Scan::forward ? in_.out : (kIsBackward ? in_.du : in_.u) + in_.part_of(part_);
+    const bool is_rest = kIsBackward && part_ == 1;
+    Bf16* const dv = is_rest ? in_.dv + head_ * kDeltaHead : in_.d_qkv + in_.a.value_of(head_);
+    const int64_t dv_row = is_rest ? in_.a.value_size() : in_.a.row_size();
 #pragma unroll
     for (int t = thread() / kColumnPacks; t < kDeltaChunk; t += kThreads / kColumnPacks) {
       if (t >= count) continue;
@@ -161,9 +199,8 @@ class DeltaScan {
       store_delta_pack(to + (first + t) * in_.a.value_size() + head_ * kDeltaHead + column,
                        load_delta_pack(&tiles_.results[0][t][pack]));
       if (kIsBackward) {
-        store_delta_pack(
-            in_.d_qkv + (first + t) * in_.a.row_size() + in_.a.value_of(head_) + column,
-            load_delta_pack(&tiles_.results[1][t][pack]));
+        store_delta_pack(dv + (first + t) * dv_row + column,
+                         load_delta_pack(&tiles_.results[1][t][pack]));
       }
     }
   }
@@ -253,7 +290,8 @@ class DeltaScan {
   ScanTiles& tiles_;
   const int head_;
   const int64_t sequence_;
-  const int first_column_;  // of the state, that the block has
+  const int part_;
+  const int first_column_;  // of the part, that the block has
   const int row_;           // the warp's first row of a chunk, and its first column of the state
   const int column_;        // with rows of a chunk, the warp's first column of the state
   const int state_row_;     // with columns of the state, the warp's first row of it
@@ -271,7 +309,8 @@ void launch_scan(const CudaKernelArguments& args, const DeltaOperands& operands)
   allow_shared_bytes(delta_scan_kernel<kScan>, sizeof(ScanTiles));
   const auto heads =
       static_cast<unsigned>(operands.rows / operands.a.sequence * operands.a.value_heads);
-  launch(args, {dim3(heads, kDeltaHead / kColumns), kThreads, sizeof(ScanTiles)},
+  const auto parts = static_cast<unsigned>(operands.parts);
+  launch(args, {dim3(heads, kDeltaHead / kColumns, parts), kThreads, sizeof(ScanTiles)},
          delta_scan_kernel<kScan>, operands);
 }
 
@@ -286,6 +325,21 @@ Bf16* place_couplings(DeltaOperands& operands, std::byte* scratch) {
   return operands.attention + chunks * kSquare;
 }
 
+void launch_gradient(const CudaKernelArguments& args, DeltaOperands operands) {
+  operands.u = place_couplings(operands, args.scratch);
+  const int64_t values = operands.rows * operands.a.value_size();
+  const int64_t states =
+      delta_sm90_chunks(operands.rows, operands.a) * operands.a.state_size() * operands.parts;
+  operands.du = operands.u + operands.parts * values;
+  operands.states = operands.du + operands.parts * values;
+  operands.d_states = operands.states + states;
+  operands.dv = operands.d_states + states;
+  launch_delta_couplings(args, operands);
+  launch_scan<Scan::states>(args, operands);
+  launch_scan<Scan::adjoint>(args, operands);
+  launch_delta_chunks(args, operands);
+}
+
 }  // namespace
 
 void delta_rule_sm90(const CudaKernelArguments& args) {
@@ -294,31 +348,50 @@ void delta_rule_sm90(const CudaKernelArguments& args) {
                          .qkv = args.in<Bf16>(0),
                          .gates = args.in<float>(1),
                          .starts = args.in<int32_t>(2),
+                         .initial = args.in<float>(3),
                          .out = args.out<Bf16>(0)};
   place_couplings(operands, args.scratch);
   launch_delta_couplings(args, operands);
   launch_scan<Scan::forward>(args, operands);
 }
 
-void delta_rule_gradient_sm90(const CudaKernelArguments& args) {
+void delta_state_sm90(const CudaKernelArguments& args) {
   DeltaOperands operands{.a = args.attributes->as<GatedDeltaRuleAttributes>(),
+                         .parts = 2,
+                         .rows = args.input(0).shape[0],
+                         .qkv = args.in<Bf16>(0),
+                         .gates = args.in<float>(1),
+                         .starts = args.in<int32_t>(2),
+                         .ends = args.out<float>(0)};
+  place_couplings(operands, args.scratch);
+  launch_delta_couplings(args, operands);
+  launch_scan<Scan::ends>(args, operands);
+}
+
+void delta_rule_gradient_sm90(const CudaKernelArguments& args) {
+  const float* initial = args.in<float>(4);
+  launch_gradient(args, {.a = args.attributes->as<GatedDeltaRuleAttributes>(),
                          .rows = args.input(1).shape[0],
                          .qkv = args.in<Bf16>(1),
                          .gates = args.in<float>(2),
                          .starts = args.in<int32_t>(3),
+                         .initial = initial,
+                         .d_initial = initial == nullptr ? nullptr : args.out<float>(2),
                          .d_out = args.in<Bf16>(0),
                          .d_qkv = args.out<Bf16>(0),
-                         .d_gates = args.out<float>(1)};
-  operands.u = place_couplings(operands, args.scratch);
-  const int64_t values = operands.rows * operands.a.value_size();
-  operands.du = operands.u + values;
-  operands.states = operands.du + values;
-  operands.d_states =
-      operands.states + delta_sm90_chunks(operands.rows, operands.a) * operands.a.state_size();
-  launch_delta_couplings(args, operands);
-  launch_scan<Scan::states>(args, operands);
-  launch_scan<Scan::adjoint>(args, operands);
-  launch_delta_chunks(args, operands);
+                         .d_gates = args.out<float>(1)});
+}
+
+void delta_state_gradient_sm90(const CudaKernelArguments& args) {
+  launch_gradient(args, {.a = args.attributes->as<GatedDeltaRuleAttributes>(),
+                         .parts = 2,
+                         .rows = args.input(1).shape[0],
+                         .qkv = args.in<Bf16>(1),
+                         .gates = args.in<float>(2),
+                         .starts = args.in<int32_t>(3),
+                         .d_ends = args.in<float>(0),
+                         .d_qkv = args.out<Bf16>(0),
+                         .d_gates = args.out<float>(1)});
 }
 
 }  // namespace troupe

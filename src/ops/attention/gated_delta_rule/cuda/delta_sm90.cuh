@@ -39,11 +39,16 @@ struct alignas(16) DeltaNumbers {
 // Operands of all kernels.
 struct DeltaOperands {
   GatedDeltaRuleAttributes a;
+  int parts = 1;  // of a state's columns, with kDeltaHead each: of gated_delta_state Q and P
   int64_t rows = 0;
   const Bf16* qkv = nullptr;
   const float* gates = nullptr;
-  const int32_t* starts = nullptr;  // null: a document is a sequence
-  const Bf16* d_out = nullptr;      // of the gradient alone
+  const int32_t* starts = nullptr;  // null: each is a sequence
+  const float* initial = nullptr;   // [B, H_v, d_k, d_v]; null: zeros, of P the identity
+  const float* d_ends = nullptr;    // [B, H_v, d_k, 2 d_v]: what reaches the last state, or null
+  float* ends = nullptr;            // the same: the last state
+  float* d_initial = nullptr;       // of the gradient alone, or null
+  const Bf16* d_out = nullptr;      // the same
   Bf16* out = nullptr;              // of the forward pass alone
   Bf16* d_qkv = nullptr;
   float* d_gates = nullptr;
@@ -53,20 +58,27 @@ struct DeltaOperands {
   Bf16* coupling = nullptr;         // C
   Bf16* attention = nullptr;        // A
   // Of the gradient alone.
-  Bf16* u = nullptr;         // [T, H_v, d_v]
-  Bf16* du = nullptr;        // [T, H_v, d_v]: dS_t^T k'_t
-  Bf16* states = nullptr;    // [B, H_v, chunks, d_v, d_k]: S before the chunk, transposed
+  Bf16* u = nullptr;         // [parts, T, H_v, d_v]
+  Bf16* du = nullptr;        // [parts, T, H_v, d_v]: dS_t^T k'_t
+  Bf16* dv = nullptr;        // [T, H_v, d_v], of the second part
+  Bf16* states = nullptr;    // [parts, B, H_v, chunks, d_v, d_k]: S before the chunk, transposed
   Bf16* d_states = nullptr;  // the same: E
 
+  // Whether a sequence begins as a document does: what decays before its first row is zero, and so
+  // is the gradient of that decay.
+  __device__ bool from_zeros() const { return initial == nullptr && parts == 1; }
   __host__ __device__ int chunks() const { return (a.sequence + kDeltaChunk - 1) / kDeltaChunk; }
   // The number of a chunk of a sequence's value head, in scratch.
   __device__ int64_t chunk_of(int64_t sequence, int head, int chunk) const {
     return (sequence * a.value_heads + head) * chunks() + chunk;
   }
   // Its tile in `states`.
-  __device__ int64_t state_of(int64_t sequence, int head, int chunk) const {
-    return chunk_of(sequence, head, chunk) * a.state_size();
+  __device__ int64_t state_of(int part, int64_t sequence, int head, int chunk) const {
+    const int64_t of_part = part * (rows / a.sequence) * a.value_heads * chunks();
+    return (of_part + chunk_of(sequence, head, chunk)) * a.state_size();
   }
+  // Where a part begins in `u` and `du`.
+  __device__ int64_t part_of(int part) const { return part * rows * a.value_size(); }
 };
 
 // C, A and the numbers of all chunks.

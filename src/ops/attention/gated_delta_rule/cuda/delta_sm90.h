@@ -17,7 +17,9 @@
 // some columns of the state (elements of the value), which do not depend on one another. The
 // gradient has two scans, one forward for u and the states before each chunk, one backward for du,
 // dv and E after each chunk; then, for all chunks at once, the gradients of queries, keys and gates
-// are made of these.
+// are made of these. Scans begin from the state that is given, or from what reaches the last one,
+// and give what they end in. Those of gated_delta_state have P as a second part of the state,
+// beside Q, with values of zero.
 //
 // Products are of bf16 on tensor cores, summed in fp32; states between chunks are fp32.
 // Deterministic; no allocation, no synchronisation with the host.
@@ -25,7 +27,7 @@
 
 #include <cstdint>
 
-#include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/gated_delta_rule/delta_attributes.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
@@ -51,14 +53,19 @@ constexpr int64_t delta_sm90_scratch(int64_t rows, const GatedDeltaRuleAttribute
          (2 * 2 * kDeltaChunk * kDeltaChunk + (4 * kDeltaChunk + 4) * 4);
 }
 
-// Of the gradient also u and du of every row, S and E of every chunk, in bf16.
-constexpr int64_t delta_sm90_gradient_scratch(int64_t rows, const GatedDeltaRuleAttributes& a) {
+// Of the gradient also u and du of every row, S and E of every chunk, in bf16, and dv of the second
+// of two parts.
+constexpr int64_t delta_sm90_gradient_scratch(int64_t rows, const GatedDeltaRuleAttributes& a,
+                                              int parts) {
   return delta_sm90_scratch(rows, a) +
-         2 * (2 * rows * a.value_size() + 2 * delta_sm90_chunks(rows, a) * a.state_size());
+         2 * ((3 * parts - 1) * rows * a.value_size() +
+              2 * parts * delta_sm90_chunks(rows, a) * a.state_size());
 }
 
-// gated_delta_rule and gated_delta_rule_gradient.
+// gated_delta_rule, gated_delta_state and their gradients.
 void delta_rule_sm90(const CudaKernelArguments& args);
 void delta_rule_gradient_sm90(const CudaKernelArguments& args);
+void delta_state_sm90(const CudaKernelArguments& args);
+void delta_state_gradient_sm90(const CudaKernelArguments& args);
 
 }  // namespace troupe

@@ -137,7 +137,7 @@ __device__ __forceinline__ void load_chunk_gates(const DeltaOperands& in, int64_
     const float* gate = in.gates + row * 2 * in.a.value_heads;
     beta[i] = gate[head];
     growth[i] = gate[in.a.value_heads + head];
-    start[i] = in.starts == nullptr ? 0 : in.starts[row];
+    start[i] = in.starts != nullptr ? in.starts[row] : in.from_zeros() ? 0 : -1;
   }
   int begins[2];
 #pragma unroll
