@@ -22,11 +22,16 @@ struct SequenceChunks {
 
   // The position in its sequence of this rank's row `row` of `rows` in each sequence. `rows` is
   // even when there are several ranks.
-  int64_t position(int64_t row, int64_t rows) const {
+  constexpr int64_t position(int64_t row, int64_t rows) const {
     if (ranks == 1) return row;
     const int64_t chunk = rows / 2;
     return row < chunk ? rank * chunk + row : (2 * ranks - 2 - rank) * chunk + row;
   }
+  // Where the chunk of a row begins, and, of the 2 cp chunks, which rank has one.
+  constexpr int64_t chunk_begin(int64_t row, int64_t rows) const {
+    return ranks == 1 ? 0 : position(row, rows) - row % (rows / 2);
+  }
+  constexpr int64_t owner(int64_t chunk) const { return std::min(chunk, 2 * ranks - 1 - chunk); }
 };
 
 struct RowOrigin {
