@@ -171,7 +171,7 @@ ValueId GatedDeltaNet::build_rule(const BlockContext& context, ValueId qkv, Valu
   const ValueId convolved = causal_conv(
       builder, share.of_qkv(qkv),
       share.of_parameter(conv_, {{{keys}, {keys}, {int64_t{value_heads} * spec_.value_dim}}}),
-      context.batch.whole_starts, {.sequence = sequence}, "delta_convolved");
+      {.starts = context.batch.whole_starts}, {.sequence = sequence}, "delta_convolved");
   const ValueId strengths =
       delta_gates(builder, share.of_gates(gates), share.of_parameter(decay_, {{{value_heads}}}),
                   share.of_parameter(bias_, {{{value_heads}}}),
