@@ -1,5 +1,6 @@
 #include "model/batch_inputs.h"
 
+#include "model/blocks/gated_delta_net.h"
 #include "model/decoder.h"
 
 namespace troupe {
@@ -76,8 +77,11 @@ void declare_starts(Builder& builder, const ModelConfig& config, const ModelPart
   batch.starts_chunks = queries_of_attention(part, exchange);
   if (has_layer(config, part, has_attention)) batch.starts = declare(batch.starts_chunks, "starts");
   if (!has_layer(config, part, has_delta_net)) return;
-  const bool is_same = batch.starts.valid() && batch.starts_chunks.ranks == 1;
-  batch.whole_starts = is_same ? batch.starts : declare({}, "whole_starts");
+  batch.delta_chunks = rows_of_delta_nets(config.linear_num_key_heads, part);
+  const bool are_whole = batch.delta_chunks.ranks == 1 && batch.starts_chunks.ranks == 1;
+  batch.delta_starts = batch.starts.valid() && are_whole
+                           ? batch.starts
+                           : declare(batch.delta_chunks, "delta_starts");
 }
 
 }  // namespace troupe

@@ -38,9 +38,11 @@ struct BatchValues {
   // of each row begins. Of the rows whose queries attend here (queries_of_attention).
   ValueId starts;
   SequenceChunks starts_chunks = {};
-  // The same of whole sequences, where gated delta nets see these on this rank: `starts` itself
-  // where that is of them, too.
-  ValueId whole_starts;
+  // The same of the rows that gated delta nets see here (rows_of_delta_nets), counted from the
+  // beginning of the row's chunk of the sequence: negative where the document begins before it.
+  // `starts` itself where these are the same numbers.
+  ValueId delta_starts;
+  SequenceChunks delta_chunks = {};
   // Rows of each sequence that `own` has.
   int32_t rows_of(const SequenceChunks& own) const { return sequence * chunks.ranks / own.ranks; }
   // Where padding is in no loss and count of the routers (training only): the tokens that are none.

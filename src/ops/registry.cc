@@ -8,7 +8,10 @@
 #include "ops/attention/causal_conv/causal_conv.h"
 #include "ops/attention/context_attention/context_attention.h"
 #include "ops/attention/delta_gates/delta_gates.h"
+#include "ops/attention/fold_delta_states/fold_delta_states.h"
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/gated_delta_rule/gated_delta_state.h"
+#include "ops/attention/halo_rows/halo_rows.h"
 #include "ops/attention/index_topk/index_topk.h"
 #include "ops/attention/join_rotated/join_rotated.h"
 #include "ops/attention/mla_keys/mla_keys.h"
@@ -126,8 +129,12 @@ constexpr std::array kOperations = {
     &kLimitExpertRows,
     &kKeepTokens,
     &kFill,
+    &kFoldDeltaStates,
+    &kFoldDeltaStatesGradient,
     &kGatedDeltaRule,
     &kGatedDeltaRuleGradient,
+    &kGatedDeltaState,
+    &kGatedDeltaStateGradient,
     &kGatedNorm,
     &kGatedNormGradient,
     &kGatedNormWeightGradient,
@@ -145,6 +152,7 @@ constexpr std::array kOperations = {
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
+    &kHaloRows,
     &kHeadsToSequence,
     &kJitter,
     &kJoinColumns,

@@ -1,6 +1,7 @@
 #include "train/batch_feed.h"
 
 #include <algorithm>
+#include <span>
 
 namespace troupe {
 namespace {
@@ -11,6 +12,14 @@ void copy_rows(const std::vector<From>& whole, const SequenceChunks& chunks, int
                To* target) {
   for (int64_t row = 0; row < rows; ++row) {
     target[row] = whole[static_cast<size_t>(chunks.position(row, rows))];
+  }
+}
+
+// Positions of a sequence's rows, as those that count from the beginning of the row's chunk.
+void count_from_chunks(std::span<int32_t> positions, const SequenceChunks& chunks) {
+  const auto rows = static_cast<int64_t>(positions.size());
+  for (int64_t row = 0; row < rows; ++row) {
+    positions[static_cast<size_t>(row)] -= static_cast<int32_t>(chunks.chunk_begin(row, rows));
   }
 }
 
@@ -65,12 +74,14 @@ void BatchFeed::write_sequence(const Interpreter& interpreter, const BatchValues
   };
   write_valid(valid_, batch.valid);
   const auto write_starts = [&](ValueId id, const SequenceChunks& chunks) {
-    if (!id.valid()) return;
+    if (!id.valid()) return std::span<int32_t>();
     const int64_t own = batch.rows_of(chunks);
-    copy_rows(starts_, chunks, own, interpreter.view(id).as<int32_t>() + sequence * own);
+    auto* const to = interpreter.view(id).as<int32_t>() + sequence * own;
+    copy_rows(starts_, chunks, own, to);
+    return std::span(to, static_cast<size_t>(own));
   };
   write_starts(batch.starts, batch.starts_chunks);
-  write_starts(batch.whole_starts, {});
+  count_from_chunks(write_starts(batch.delta_starts, batch.delta_chunks), batch.delta_chunks);
   const auto write_targets = [&](const auto& labels, const auto& mask, ValueId to,
                                  ValueId to_mask) {
     if (!to.valid()) return;

@@ -10,14 +10,17 @@ namespace {
 // Documents of one length, about that of a page of the web.
 constexpr int64_t kDocumentTokens = 512;
 
+// Positions at which they begin, less begin(row, rows of a sequence).
+template <class Begin>
 void write_documents(const Interpreter& interpreter, const BatchValues& batch, ValueId id,
-                     const SequenceChunks& chunks) {
+                     const SequenceChunks& chunks, const Begin& begin) {
   if (!id.valid()) return;
   const int64_t rows = batch.rows_of(chunks);
   auto* const starts = interpreter.view(id).as<int32_t>();
   for (int64_t i = 0; i < batch.batch * rows; ++i) {
     const int64_t position = chunks.position(i % rows, rows);
-    starts[i] = static_cast<int32_t>(position / kDocumentTokens * kDocumentTokens);
+    starts[i] =
+        static_cast<int32_t>(position / kDocumentTokens * kDocumentTokens - begin(i % rows, rows));
   }
 }
 
@@ -41,8 +44,11 @@ void write_random_batch(const Interpreter& interpreter, const BatchValues& batch
   };
   write(batch.tokens, 0);
   write(batch.labels, 1);
-  write_documents(interpreter, batch, batch.starts, batch.starts_chunks);
-  write_documents(interpreter, batch, batch.whole_starts, {});
+  write_documents(interpreter, batch, batch.starts, batch.starts_chunks,
+                  [](int64_t, int64_t) { return int64_t{0}; });
+  write_documents(
+      interpreter, batch, batch.delta_starts, batch.delta_chunks,
+      [&](int64_t row, int64_t each) { return batch.delta_chunks.chunk_begin(row, each); });
   for (size_t depth = 0; depth <= batch.shifted.size(); ++depth) {
     if (const ValidTokens& tokens = batch.valid_of(depth); tokens.mask.valid()) {
       const TensorView valid = interpreter.view(tokens.mask);

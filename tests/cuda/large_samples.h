@@ -2,6 +2,7 @@
 // them, where the operations' own samples are small. Without finite differences they may be large.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,8 +10,11 @@
 #include "base/random.h"
 #include "ops/attention/attention/attention.h"
 #include "ops/attention/attention/document_starts.h"
+#include "ops/attention/causal_conv/causal_conv.h"
 #include "ops/attention/context_attention/context_attention.h"
+#include "ops/attention/fold_delta_states/fold_delta_states.h"
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/gated_delta_rule/gated_delta_state.h"
 #include "ops/attention/rope/rope.h"
 #include "ops/attention/sparse_attention/choice_samples.h"
 #include "ops/attention/sparse_attention/sparse_attention.h"
@@ -333,35 +337,94 @@ inline OpSample context_attention_sample(const AttentionAttributes& attributes,
       }};
 }
 
-// `begins`: of documents, in every sequence.
+// What rules of gated delta nets are computed of.
+struct DeltaRows {
+  ValueId qkv;
+  ValueId gates;
+  ValueId starts;
+};
+// `begins`: of documents, in every sequence, of which the first may begin before it.
+inline DeltaRows delta_rows(SampleBuilder& sample, int32_t sequences,
+                            const GatedDeltaRuleAttributes& attributes, double strongest_decay,
+                            const std::vector<int32_t>& begins) {
+  const int64_t rows = int64_t{sequences} * attributes.sequence;
+  const int32_t heads = attributes.value_heads;
+  const std::vector<int32_t> drawn = draw(rows * 2 * heads, 1000, 31);
+  std::vector<double> gates;
+  for (int64_t i = 0; i < rows * 2 * heads; ++i) {
+    const double share = (drawn[static_cast<size_t>(i)] + 0.5) / 1000;
+    gates.push_back(i % (2 * heads) < heads ? share : -strongest_decay * share);
+  }
+  std::vector<int32_t> starts;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto t = static_cast<int32_t>(row % attributes.sequence);
+    int32_t start = begins.empty() ? 0 : std::min(begins.front(), 0);
+    for (const int32_t begin : begins) start = begin <= t ? begin : start;
+    starts.push_back(start);
+  }
+  return {.qkv = sample.tensor("qkv", {rows, attributes.row_size()}),
+          .gates = sample.values("gates", {rows, 2 * heads}, gates, {.accumulation = true}),
+          .starts = begins.empty() ? ValueId{} : sample.integers("starts", {rows}, starts)};
+}
+
+inline std::string delta_name(int32_t sequences, const GatedDeltaRuleAttributes& attributes,
+                              double strongest_decay, const std::vector<int32_t>& begins) {
+  return std::to_string(sequences) + " x " + std::to_string(attributes.sequence) +
+         " rows, heads of " + std::to_string(attributes.key_dim) + ", decay to " +
+         std::to_string(-strongest_decay) + (begins.empty() ? "" : ", documents");
+}
+
 inline OpSample delta_rule_sample(int32_t sequences, const GatedDeltaRuleAttributes& attributes,
-                                  double strongest_decay, const std::vector<int32_t>& begins = {}) {
-  return {std::to_string(sequences) + " x " + std::to_string(attributes.sequence) +
-              " rows, heads of " + std::to_string(attributes.key_dim) + ", decay to " +
-              std::to_string(-strongest_decay) + (begins.empty() ? "" : ", documents"),
+                                  double strongest_decay, const std::vector<int32_t>& begins = {},
+                                  bool has_initial = false) {
+  return {delta_name(sequences, attributes, strongest_decay, begins) +
+              (has_initial ? ", a state before" : ""),
           [=](SampleBuilder& sample) {
-            const int64_t rows = int64_t{sequences} * attributes.sequence;
-            const int32_t heads = attributes.value_heads;
-            const std::vector<int32_t> drawn = draw(rows * 2 * heads, 1000, 31);
-            std::vector<double> gates;
-            for (int64_t i = 0; i < rows * 2 * heads; ++i) {
-              const double share = (drawn[static_cast<size_t>(i)] + 0.5) / 1000;
-              gates.push_back(i % (2 * heads) < heads ? share : -strongest_decay * share);
+            const DeltaRows of = delta_rows(sample, sequences, attributes, strongest_decay, begins);
+            DeltaBeginnings beginnings{.starts = of.starts};
+            if (has_initial) {
+              beginnings.initial = sample.tensor(
+                  "initial",
+                  {sequences, attributes.value_heads, attributes.key_dim, attributes.value_dim},
+                  {.accumulation = true});
             }
-            std::vector<int32_t> starts;
-            for (int64_t row = 0; row < rows; ++row) {
-              const auto t = static_cast<int32_t>(row % attributes.sequence);
-              int32_t start = 0;
-              for (const int32_t begin : begins) start = begin <= t ? begin : start;
-              starts.push_back(start);
-            }
-            const ValueId qkv = sample.tensor("qkv", {rows, attributes.row_size()});
-            const ValueId gate =
-                sample.values("gates", {rows, 2 * heads}, gates, {.accumulation = true});
-            const ValueId begin =
-                begins.empty() ? ValueId{} : sample.integers("starts", {rows}, starts);
             sample.result(
-                gated_delta_rule(sample.builder(), qkv, gate, {.starts = begin}, attributes, "o"));
+                gated_delta_rule(sample.builder(), of.qkv, of.gates, beginnings, attributes, "o"));
+          }};
+}
+
+inline OpSample delta_state_sample(int32_t sequences, const GatedDeltaRuleAttributes& attributes,
+                                   double strongest_decay,
+                                   const std::vector<int32_t>& begins = {}) {
+  return {delta_name(sequences, attributes, strongest_decay, begins), [=](SampleBuilder& sample) {
+            const DeltaRows of = delta_rows(sample, sequences, attributes, strongest_decay, begins);
+            sample.result(gated_delta_state(sample.builder(), of.qkv, of.gates, of.starts,
+                                            attributes, "ends"));
+          }};
+}
+
+// Matrices of P small enough that products of them do not grow.
+inline OpSample fold_sample(const SequenceChunks& chunks, int64_t sequences, int64_t heads,
+                            int64_t key_dim, int64_t value_dim) {
+  return {std::to_string(key_dim) + " x " + std::to_string(value_dim) + ", rank " +
+              std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks),
+          [=](SampleBuilder& sample) {
+            const ValueId ends = sample.tensor(
+                "ends", {2 * chunks.ranks * sequences, heads, key_dim, value_dim + key_dim},
+                {.deviation = 0.05, .accumulation = true});
+            sample.result(fold_delta_states(sample.builder(), ends, {chunks}, "states"));
+          }};
+}
+
+inline OpSample conv_sample(int64_t sequences, int32_t sequence, int64_t columns, int64_t taps) {
+  return {std::to_string(sequences) + " x " + std::to_string(sequence) + ", " +
+              std::to_string(taps) + " taps, rows before",
+          [=](SampleBuilder& sample) {
+            const ValueId x = sample.tensor("x", {sequences * sequence, columns});
+            const ValueId w = sample.tensor("w", {columns, taps}, {.accumulation = true});
+            const ValueId before = sample.tensor("before", {sequences * (taps - 1), columns});
+            sample.result(causal_conv(sample.builder(), x, w, {.before = before},
+                                      {.sequence = sequence}, "y"));
           }};
 }
 
@@ -750,21 +813,31 @@ inline std::vector<LargeSample> large_samples() {
   // another order.
   add(kSinkhornTopk, sinkhorn_sample(8000, 32, 16));
   // Chunks of 64 rows, of which the last is short, or the only one.
-  const auto delta_rule = [&](int32_t sequences, int32_t sequence, int32_t key_heads,
-                              int32_t value_heads, double strongest_decay,
-                              const std::vector<int32_t>& begins = {}) {
-    add(kGatedDeltaRule, delta_rule_sample(sequences,
-                                           {.sequence = sequence,
-                                            .key_heads = key_heads,
-                                            .value_heads = value_heads,
-                                            .key_dim = 128,
-                                            .value_dim = 128},
-                                           strongest_decay, begins));
+  const auto delta_heads = [](int32_t sequence, int32_t key_heads, int32_t value_heads) {
+    return GatedDeltaRuleAttributes{.sequence = sequence,
+                                    .key_heads = key_heads,
+                                    .value_heads = value_heads,
+                                    .key_dim = 128,
+                                    .value_dim = 128};
   };
-  delta_rule(2, 200, 2, 4, 0.05);
-  delta_rule(1, 128, 1, 1, 20);
-  delta_rule(3, 33, 1, 3, 0.5);
-  delta_rule(2, 160, 1, 2, 0.1, {5, 40, 41, 64, 100, 159});
+  add(kGatedDeltaRule, delta_rule_sample(2, delta_heads(200, 2, 4), 0.05));
+  add(kGatedDeltaRule, delta_rule_sample(1, delta_heads(128, 1, 1), 20));
+  add(kGatedDeltaRule, delta_rule_sample(3, delta_heads(33, 1, 3), 0.5));
+  add(kGatedDeltaRule,
+      delta_rule_sample(2, delta_heads(160, 1, 2), 0.1, {5, 40, 41, 64, 100, 159}));
+  add(kGatedDeltaRule, delta_rule_sample(2, delta_heads(100, 2, 4), 0.05, {}, true));
+  add(kGatedDeltaRule, delta_rule_sample(2, delta_heads(160, 1, 2), 0.1, {-3, 70, 130}, true));
+  add(kGatedDeltaState, delta_state_sample(2, delta_heads(100, 2, 4), 0.02));
+  add(kGatedDeltaState, delta_state_sample(1, delta_heads(33, 1, 1), 0.5));
+  add(kGatedDeltaState, delta_state_sample(2, delta_heads(160, 1, 2), 0.05, {-3}));
+  add(kGatedDeltaState, delta_state_sample(2, delta_heads(160, 1, 2), 0.1, {-3, 70, 130}));
+  // States in several tiles, of which the last is not full.
+  add(kFoldDeltaStates, fold_sample({2, 0}, 2, 3, 128, 128));
+  add(kFoldDeltaStates, fold_sample({2, 1}, 1, 2, 100, 72));
+  // Sequences of more and of fewer rows than a thread's 64.
+  add(kCausalConv, conv_sample(3, 100, 70, 4));
+  add(kCausalConv, conv_sample(20, 7, 70, 4));
+  add(kCausalConv, conv_sample(40, 5, 70, 7));
   // Heads that do not fill a block's 64, and several blocks of them; keys in several tiles.
   const auto latent = [&](int32_t batch, int32_t sequence, int32_t heads, int64_t most,
                           int64_t stride) {

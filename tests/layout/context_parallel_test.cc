@@ -119,6 +119,23 @@ std::vector<LayoutCase> cases() {
   add(delta_net, {.cp = 4, .tp = 2, .ep = 4, .sequence_parallel = true}, 1);
   add(delta_net, {.cp = 2, .ep = 2}, 2);
   add(delta_net, {.cp = 2, .pp = 2}, 2);
+  // With key heads that the ranks of cp cannot share, states pass. Of four ranks a chunk is shorter
+  // than what a convolution reads before it.
+  const auto pass = [&](const NamedModel& model, const Ranks& ranks, int32_t micro_batch_size) {
+    all.push_back(layout_case(model, ranks, ContextExchange::allgather, micro_batch_size));
+  };
+  const NamedModel odd = delta_net_model(moe_models().front().config, 3);
+  pass(odd, {.cp = 2}, 2);
+  pass(odd, {.cp = 4}, 2);
+  pass(odd, {.cp = 2, .dp = 2, .ep = 4}, 1);
+  pass(odd, {.cp = 2, .pp = 2}, 1);
+  pass(delta_net_model(moe_models().front().config, 6),
+       {.cp = 2, .tp = 2, .sequence_parallel = true}, 2);
+  pass(delta_net_model(dense().config, 1), {.cp = 2}, 1);
+  NamedModel predicting = delta_net_model(dense().config, 3);
+  predicting.name += "_mtp";
+  predicting.config.mtp_num_layers = 1;
+  pass(predicting, {.cp = 2}, 1);
   // Beside a pipeline, and with the other dispatchers.
   const NamedModel model = moe_models().back();
   add(dense(), {.cp = 2, .pp = 2}, 2);

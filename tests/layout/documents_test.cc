@@ -42,6 +42,40 @@ void add_context_parallel(const NamedModel& model, std::vector<LayoutCase>& all)
   }
 }
 
+// Gated delta nets whose key heads the ranks of cp cannot share: states pass.
+std::vector<LayoutCase> passing_cases() {
+  std::vector<LayoutCase> all;
+  const auto add = [&](int32_t key_heads, int32_t cp, int32_t tp, int32_t pp) {
+    LayoutCase c;
+    const NamedModel model = delta_net_model(dense_model(2), key_heads);
+    c.name = model.name + "_cp" + std::to_string(cp) + "_tp" + std::to_string(tp) + "_pp" +
+             std::to_string(pp);
+    c.model = model.config;
+    c.layout.world_size = cp * tp * pp;
+    c.layout.context_parallel = cp;
+    c.layout.tensor_parallel = tp;
+    c.layout.sequence_parallel = tp > 1;
+    c.layout.pipeline_parallel = pp;
+    all.push_back(c);
+  };
+  add(1, 2, 1, 1);
+  add(3, 4, 1, 1);
+  add(2, 2, 2, 1);
+  add(3, 2, 1, 2);
+  all.back().recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                          .modules = {&kCoreAttentionModule}};
+  add(3, 2, 1, 1);
+  all.back().name += "_recompute";
+  all.back().recompute = {.granularity = RecomputeOptions::Granularity::full};
+  for (LayoutCase& c : all) {
+    c.micro_batch_size = 2;
+    c.micro_batches = 2;
+    c.sequence = 16;
+    c.reset_attention_mask = true;
+  }
+  return all;
+}
+
 std::vector<LayoutCase> cases() {
   std::vector<LayoutCase> all;
   for (const NamedModel& model : models()) {
@@ -80,6 +114,7 @@ std::vector<LayoutCase> cases() {
       all.push_back(c);
     }
   }
+  for (const LayoutCase& c : passing_cases()) all.push_back(c);
   return all;
 }
 

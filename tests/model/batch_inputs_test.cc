@@ -59,7 +59,7 @@ std::string inputs_of(const ModelConfig& config, int32_t stage, bool with_labels
 
 TEST(BatchInputs, AreThoseThatTheStageReads) {
   const ModelConfig config = model_of_kinds({false, false, false, true});
-  EXPECT_EQ(inputs_of(config, 0), "tokens 16, whole_starts 16");
+  EXPECT_EQ(inputs_of(config, 0), "tokens 16, delta_starts 16");
   EXPECT_EQ(inputs_of(config, 1), "starts 16, valid 16");
   EXPECT_EQ(inputs_of(config, 2), "tokens 16, starts 16, valid 16");
   EXPECT_EQ(inputs_of(config, 3), "labels 16, mask 16, labels 16, mask 16");
@@ -69,16 +69,19 @@ TEST(BatchInputs, AreThoseThatTheStageReads) {
 // Routers of other layers are not the rank's; those of the prediction's layer are the last one's.
 TEST(BatchInputs, HaveAMaskOfPaddingWhereThereAreRouters) {
   const ModelConfig config = model_of_kinds({true, false, true, false});
-  EXPECT_EQ(inputs_of(config, 0), "tokens 16, whole_starts 16, valid 16");
+  EXPECT_EQ(inputs_of(config, 0), "tokens 16, delta_starts 16, valid 16");
   EXPECT_EQ(inputs_of(config, 1), "starts 16, valid 16");
   EXPECT_EQ(inputs_of(config, 2), "tokens 16, starts 16");
 }
 
-// A rank has half of each sequence; delta nets read all of it.
+// A rank has half of each sequence; delta nets read all of it where their heads are shared.
 TEST(BatchInputs, AreTheRanksPartOfEachSequence) {
-  const ModelConfig config = model_of_kinds({false, false, false, true});
-  EXPECT_EQ(inputs_of(config, 0, /*with_labels=*/true, 2), "tokens 8, whole_starts 16");
+  ModelConfig config = model_of_kinds({false, false, false, true});
+  config.linear_num_key_heads = 4;
+  EXPECT_EQ(inputs_of(config, 0, /*with_labels=*/true, 2), "tokens 8, delta_starts 16");
   EXPECT_EQ(inputs_of(config, 1, /*with_labels=*/true, 2), "starts 8, valid 8");
+  config.linear_num_key_heads = 3;
+  EXPECT_EQ(inputs_of(config, 0, /*with_labels=*/true, 2), "tokens 8, delta_starts 8");
 }
 
 }  // namespace

@@ -246,8 +246,9 @@ TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
   config.linear_num_value_heads = 4;
   config.linear_key_head_dim = 4;
   config.linear_value_head_dim = 4;
-  expect_refused(config, context, 64,
-                 {"--context-parallel-size 4", "2 key heads of gated delta nets", "Nearest: 2."});
+  EXPECT_FALSE(check_layout(config, Layout(context), 64)) << "states pass";
+  expect_refused(config, sizes(4, 4, 1, 1), 64,
+                 {"--tensor-model-parallel-size 4", "key heads of the model's gated delta nets"});
   config = small_moe();
   config.qk_layernorm = true;
   config.qk_norm_scope = QkNormScope::projection;

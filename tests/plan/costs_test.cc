@@ -98,6 +98,12 @@ constexpr const char* kSteps[] = {
     "--attention-output-gate --linear-conv-kernel-dim 3 --linear-key-head-dim 8 "
     "--linear-value-head-dim 12 --linear-num-key-heads 2 --linear-num-value-heads 6 "
     "--ranks 2 --context-parallel-size 2 --cp-comm-type a2a",
+    "--num-layers 2 --hidden-size 24 --num-attention-heads 6 --num-query-groups 2 --kv-channels 10 "
+    "--ffn-hidden-size 34 --vocab-size 77 --disable-bias-linear --qk-layernorm "
+    "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 "
+    "--attention-output-gate --linear-conv-kernel-dim 3 --linear-key-head-dim 8 "
+    "--linear-value-head-dim 12 --linear-num-key-heads 3 --linear-num-value-heads 6 "
+    "--ranks 2 --context-parallel-size 2 --reset-attention-mask",
     "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 48 --vocab-size 64 "
     "--disable-bias-linear --qk-layernorm --multi-latent-attention --q-lora-rank 12 --kv-lora-rank "
     "20 --qk-head-dim 8 --qk-pos-emb-head-dim 6 --v-head-dim 10 --attention-dropout 0 "
@@ -204,6 +210,7 @@ TEST(Costs, OfEveryKindInTrainingSteps) {
   for (const OpSpec* spec : all_operations()) {
     EXPECT_NE(lines.contains(spec->name), elsewhere.contains(spec->name)) << spec->name;
   }
+  EXPECT_EQ(lines.size() + elsewhere.size(), all_operations().size()) << "unregistered";
   std::string text;
   for (const auto& [kind, of_kind] : lines) {
     text += kind + "\n";

@@ -35,16 +35,16 @@ inline std::vector<NamedModel> auxiliary_loss_models(const ModelConfig& base) {
   return {{"aux", aux}, {"seq_aux", sequences}, {"global_aux", global}};
 }
 
-// Gated delta nets in all layers of `base` but the last, with eight heads for ranks to share.
-inline NamedModel delta_net_model(ModelConfig base) {
+// Gated delta nets in all layers of `base` but the last; their key heads are for ranks to share.
+inline NamedModel delta_net_model(ModelConfig base, int32_t key_heads = 8) {
   base.linear_attention_layers.assign(static_cast<size_t>(base.num_layers), true);
   base.linear_attention_layers.back() = false;
   base.linear_conv_kernel_dim = 4;
-  base.linear_num_key_heads = 8;
-  base.linear_num_value_heads = 16;
+  base.linear_num_key_heads = key_heads;
+  base.linear_num_value_heads = 2 * key_heads;
   base.linear_key_head_dim = 3;
   base.linear_value_head_dim = 5;
-  return {"delta_net", base};
+  return {"delta_net" + (key_heads == 8 ? "" : "_of_" + std::to_string(key_heads)), base};
 }
 
 }  // namespace troupe::testing

@@ -286,16 +286,18 @@ class Rank {
   // Of sample `sample`, which is sequence `row` of the micro-batch.
   void write_starts(const BatchValues& batch, int64_t sample, int64_t row) {
     const std::vector<int32_t> starts = starts_of(sample);
-    const auto write = [&](ValueId id, const SequenceChunks& chunks) {
+    const auto write = [&](ValueId id, const SequenceChunks& chunks, bool of_chunks) {
       if (!id.valid()) return;
       const int64_t rows = batch.rows_of(chunks);
       auto* const target = interpreter_->view(id).as<int32_t>() + row * rows;
       for (int64_t i = 0; i < rows; ++i) {
-        target[i] = starts[static_cast<size_t>(chunks.position(i, rows))];
+        const int64_t from = of_chunks ? chunks.chunk_begin(i, rows) : 0;
+        target[i] =
+            starts[static_cast<size_t>(chunks.position(i, rows))] - static_cast<int32_t>(from);
       }
     };
-    write(batch.starts, batch.starts_chunks);
-    write(batch.whole_starts, {});
+    write(batch.starts, batch.starts_chunks, false);
+    write(batch.delta_starts, batch.delta_chunks, true);
   }
 
   void write_micro_batch(const BatchValues& batch, int64_t number) {

@@ -1,4 +1,5 @@
 // What multi-token prediction gets to see of a sample: tokens, labels and masks further along it.
+// And where documents begin, as attention and gated delta nets count.
 #include "train/batch_feed.h"
 
 #include <gtest/gtest.h>
@@ -6,6 +7,9 @@
 #include <vector>
 
 #include "data/data_test_support.h"
+#include "passes/memory_plan.h"
+#include "program/builder.h"
+#include "runtime/make_interpreter.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -78,6 +82,36 @@ TEST_P(BatchFeedTest, ShiftsWithinTheSampleOrTheDocument) {
       any = any || exists;
     }
     EXPECT_TRUE(any);
+  }
+}
+
+// Of four chunks of three tokens the rank has the second and the third.
+TEST_P(BatchFeedTest, CountsBeginningsFromChunks) {
+  const auto table = std::make_shared<const StateTable>();
+  Program program(table);
+  Builder builder(program);
+  const SequenceChunks chunks{.ranks = 2, .rank = 1};
+  constexpr int32_t kRows = kSequence / 2;
+  const auto input = [&](int64_t rows) { return builder.input("starts", DType::i32, {2 * rows}); };
+  BatchValues batch;
+  batch.batch = 2;
+  batch.sequence = kRows;
+  batch.chunks = chunks;
+  batch.starts = input(kSequence);
+  batch.delta_starts = input(kRows);
+  batch.delta_chunks = chunks;
+  const StateStorage storage(table);
+  ThreadPool pool(1);
+  const auto interpreter = make_interpreter(program, plan_memory(program, 1), storage, pool);
+  BatchFeed(*source_).write(*interpreter, batch, 1);
+  const auto* const whole = interpreter->view(batch.starts).as<int32_t>();
+  const auto* const own = interpreter->view(batch.delta_starts).as<int32_t>();
+  for (int32_t sequence = 0; sequence < 2; ++sequence) {
+    for (int32_t row = 0; row < kRows; ++row) {
+      const int32_t start = whole[sequence * kSequence + 3 + row];
+      EXPECT_EQ(own[sequence * kRows + row], start - (row < 3 ? 3 : 6)) << sequence << " " << row;
+    }
+    EXPECT_EQ(whole[sequence * kSequence + kSequence - 1] > 0, GetParam());
   }
 }
 

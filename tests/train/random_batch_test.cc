@@ -21,7 +21,7 @@ constexpr int32_t kVocabulary = 300;
 
 // What the inputs of a rank hold, each of its rows at its place in the whole micro-batch.
 struct WrittenBatch {
-  std::vector<double> tokens, labels, mask, valid, starts, whole_starts;
+  std::vector<double> tokens, labels, mask, valid, starts, delta_starts;
   std::vector<double> next_tokens, next_labels, next_mask, next_valid;
 };
 
@@ -43,7 +43,8 @@ WrittenBatch write_batch(int64_t number, const SequenceChunks& chunks, DType acc
   batch.valid.mask = ids("valid");
   batch.starts = ids("starts");
   batch.starts_chunks = chunks;
-  batch.whole_starts = builder.input("whole_starts", DType::i32, {kSequences * kTokens});
+  batch.delta_starts = ids("delta_starts");
+  batch.delta_chunks = chunks;
   BatchValues::Shifted further;
   further.tokens = ids("next tokens");
   further.labels = ids("next labels");
@@ -57,11 +58,9 @@ WrittenBatch write_batch(int64_t number, const SequenceChunks& chunks, DType acc
 
   const auto read = [&](ValueId id) {
     const TensorView view = interpreter->view(id);
-    const bool is_whole = view.shape[0] == kSequences * kTokens;
     std::vector<double> all(static_cast<size_t>(kSequences * kTokens), -1);
     for (int64_t i = 0; i < view.shape[0]; ++i) {
-      const int64_t at =
-          is_whole ? i : i / sequence * kTokens + chunks.position(i % sequence, sequence);
+      const int64_t at = i / sequence * kTokens + chunks.position(i % sequence, sequence);
       all[static_cast<size_t>(at)] =
           view.dtype == DType::i32 ? view.as<int32_t>()[i] : element(view, i);
     }
@@ -73,7 +72,7 @@ WrittenBatch write_batch(int64_t number, const SequenceChunks& chunks, DType acc
           .mask = read(batch.mask),
           .valid = read(batch.valid.mask),
           .starts = read(batch.starts),
-          .whole_starts = read(batch.whole_starts),
+          .delta_starts = read(batch.delta_starts),
           .next_tokens = read(next.tokens),
           .next_labels = read(next.labels),
           .next_mask = read(next.mask),
@@ -97,7 +96,7 @@ TEST(RandomBatch, IsWhatItsNumberSays) {
     for (const auto* mask : {&found.mask, &found.valid, &found.next_mask, &found.next_valid}) {
       EXPECT_EQ(*mask, ones);
     }
-    EXPECT_EQ(found.whole_starts, found.starts);
+    EXPECT_EQ(found.delta_starts, found.starts);
     EXPECT_EQ(found.next_tokens, found.tokens);
     EXPECT_EQ(found.next_labels, found.labels);
   }
@@ -118,8 +117,15 @@ TEST(RandomBatch, IsSharedByRanks) {
     }
     EXPECT_EQ(joined, whole.*part);
   }
-  EXPECT_EQ(of[0].whole_starts, whole.whole_starts);
-  EXPECT_EQ(of[1].whole_starts, whole.whole_starts);
+  // Of four chunks of 300 tokens the second begins within the first document, the fourth within the
+  // second.
+  const auto beginning = [&](int32_t rank, size_t row) { return of[rank].delta_starts[row]; };
+  EXPECT_EQ(beginning(0, 0), 0);
+  EXPECT_EQ(beginning(1, 300), -300);
+  EXPECT_EQ(beginning(1, 512), 212);
+  EXPECT_EQ(beginning(1, 600), -88);
+  EXPECT_EQ(beginning(0, 900), -388);
+  EXPECT_EQ(beginning(0, 1024), 124);
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <fmt/format.h>
-#include <vector>
 
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/norm.h"
@@ -12,8 +10,12 @@
 #include "model/tensor_parallel.h"
 #include "ops/attention/causal_conv/causal_conv.h"
 #include "ops/attention/delta_gates/delta_gates.h"
+#include "ops/attention/fold_delta_states/fold_delta_states.h"
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/gated_delta_rule/gated_delta_state.h"
+#include "ops/attention/halo_rows/halo_rows.h"
 #include "ops/elementwise/column_groups/column_groups.h"
+#include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/exchange_heads/exchange_heads.h"
 #include "ops/exchange/slices/slices.h"
 #include "ops/norms/gated_norm/gated_norm.h"
@@ -23,18 +25,17 @@ namespace troupe {
 
 namespace {
 
-// What the ranks of cp share between the convolution and the rule: the key heads that tp leaves
-// them, with their values. One rank of cp has what it has.
+// What the ranks of cp share between the convolution and the rule where each has whole sequences:
+// the key heads that tp leaves them, with their values. Otherwise a rank has what it has.
 class HeadShare {
  public:
-  HeadShare(const BlockContext& context, const GatedDeltaNetSpec& spec)
+  HeadShare(const BlockContext& context, const GatedDeltaNetSpec& spec, const SequenceChunks& rows)
       : context_(context),
         spec_(spec),
-        chunks_(chunks_of(context.part())),
+        chunks_(rows.ranks == 1 ? chunks_of(context.part()) : SequenceChunks()),
         all_heads_(spec.key_heads / context.part().layout().tp()) {}
 
   int32_t key_heads() const { return all_heads_ / chunks_.ranks; }
-  int32_t sequence() const { return context_.batch.sequence * chunks_.ranks; }
 
   ValueId of_qkv(ValueId rows) const {
     if (chunks_.ranks == 1) return rows;
@@ -69,7 +70,7 @@ class HeadShare {
   ExchangeHeadsAttributes exchange_of(int32_t head_dim) const {
     return {.chunks = chunks_,
             .batch = context_.batch.batch,
-            .sequence = sequence(),
+            .sequence = context_.batch.sequence * chunks_.ranks,
             .heads = all_heads_,
             .head_dim = head_dim};
   }
@@ -80,7 +81,51 @@ class HeadShare {
   const int32_t all_heads_;  // key heads
 };
 
+// What the ranks of cp tell each other where each has chunks of every sequence: nothing where it
+// has whole ones.
+class ChunkBeginnings {
+ public:
+  ChunkBeginnings(const BlockContext& context, const SequenceChunks& rows)
+      : context_(context), chunks_(rows) {}
+
+  // Rows that follow each other.
+  int32_t length() const {
+    const int32_t rows = context_.batch.rows_of(chunks_);
+    return chunks_.ranks == 1 ? rows : rows / 2;
+  }
+  // The rows before each chunk that the convolution reads.
+  ValueId rows_before(ValueId qkv, int32_t taps) const {
+    if (chunks_.ranks == 1 || taps == 1) return {};
+    HaloRowsAttributes halo{
+        .step = HaloStep::ends, .chunks = chunks_, .length = length(), .rows = taps - 1};
+    const ValueId ends = halo_rows(context_.builder, qkv, halo, "delta_last_rows");
+    halo.step = HaloStep::before;
+    return halo_rows(context_.builder, of_all(ends), halo, "delta_rows_before");
+  }
+  ValueId state_before(ValueId convolved, ValueId gates,
+                       const GatedDeltaRuleAttributes& rule) const {
+    if (chunks_.ranks == 1) return {};
+    const ValueId ends = gated_delta_state(context_.builder, convolved, gates,
+                                           context_.batch.delta_starts, rule, "delta_ends");
+    return fold_delta_states(context_.builder, of_all(ends), {chunks_}, "delta_states");
+  }
+
+ private:
+  ValueId of_all(ValueId own) const {
+    return all_gather(context_.builder, own, {.group = RankGroup::cp, .ranks = chunks_.ranks},
+                      context_.builder.value(own).name + "_of_all");
+  }
+
+  const BlockContext& context_;
+  const SequenceChunks chunks_;
+};
+
 }  // namespace
+
+SequenceChunks rows_of_delta_nets(int32_t key_heads, const ModelPart& part) {
+  const bool shares_heads = key_heads / part.layout().tp() % part.layout().cp() == 0;
+  return shares_heads ? SequenceChunks() : chunks_of(part);
+}
 
 GatedDeltaNetSpec delta_net_spec_of(const ModelConfig& config) {
   return {.hidden = config.hidden_size,
@@ -163,27 +208,32 @@ ValueId GatedDeltaNet::build_core(const BlockContext& context, ValueId projected
 
 ValueId GatedDeltaNet::build_rule(const BlockContext& context, ValueId qkv, ValueId gates) const {
   Builder& builder = context.builder;
-  const HeadShare share(context, spec_);
+  const SequenceChunks rows = rows_of_delta_nets(spec_.key_heads, context.part());
+  const HeadShare share(context, spec_, rows);
+  const ChunkBeginnings beginnings(context, rows);
   const int32_t key_heads = share.key_heads();
   const int32_t value_heads = key_heads * spec_.values_of_key();
-  const int32_t sequence = share.sequence();
+  const int32_t sequence = beginnings.length();
   const int64_t keys = int64_t{key_heads} * spec_.key_dim;
-  const ValueId convolved = causal_conv(
-      builder, share.of_qkv(qkv),
-      share.of_parameter(conv_, {{{keys}, {keys}, {int64_t{value_heads} * spec_.value_dim}}}),
-      {.starts = context.batch.whole_starts}, {.sequence = sequence}, "delta_convolved");
+  const ValueId starts = context.batch.delta_starts;
+  const ValueId taps =
+      share.of_parameter(conv_, {{{keys}, {keys}, {int64_t{value_heads} * spec_.value_dim}}});
+  const ValueId own = share.of_qkv(qkv);
+  const ValueId before = beginnings.rows_before(own, spec_.taps);
+  const ValueId convolved = causal_conv(builder, own, taps, {.starts = starts, .before = before},
+                                        {.sequence = sequence}, "delta_convolved");
   const ValueId strengths =
       delta_gates(builder, share.of_gates(gates), share.of_parameter(decay_, {{{value_heads}}}),
                   share.of_parameter(bias_, {{{value_heads}}}),
                   {.heads = value_heads, .group_heads = spec_.values_of_key()}, "delta_gates");
-  const ValueId attended =
-      gated_delta_rule(builder, convolved, strengths, {.starts = context.batch.whole_starts},
-                       {.sequence = sequence,
-                        .key_heads = key_heads,
-                        .value_heads = value_heads,
-                        .key_dim = spec_.key_dim,
-                        .value_dim = spec_.value_dim},
-                       "context");
+  const GatedDeltaRuleAttributes rule{.sequence = sequence,
+                                      .key_heads = key_heads,
+                                      .value_heads = value_heads,
+                                      .key_dim = spec_.key_dim,
+                                      .value_dim = spec_.value_dim};
+  const ValueId initial = beginnings.state_before(convolved, strengths, rule);
+  const ValueId attended = gated_delta_rule(
+      builder, convolved, strengths, {.starts = starts, .initial = initial}, rule, "context");
   return share.back(attended);
 }
 
@@ -198,22 +248,8 @@ double GatedDeltaNet::forward_flops(int64_t /*sequence*/) const {
 
 std::optional<Refusal> GatedDeltaNet::check_layout(const Layout& layout,
                                                    ContextExchange /*exchange*/) const {
-  if (auto refusal = require_divisor(Setting::tensor_parallel, layout.tp(), spec_.key_heads,
-                                     "the key heads of the model's gated delta nets")) {
-    return refusal;
-  }
-  const int32_t heads = spec_.key_heads / layout.tp();
-  if (heads % layout.cp() == 0) return std::nullopt;
-  const std::vector<int64_t> nearest = nearest_divisors(heads, layout.cp());
-  return Refusal{
-      .setting = Setting::context_parallel,
-      .message = {Setting::context_parallel,
-                  fmt::format(" {}: it must divide the {} key heads of gated delta nets that ",
-                              layout.cp(), heads),
-                  Setting::tensor_parallel,
-                  fmt::format(" {} leaves to a rank. Nearest: {}.", layout.tp(),
-                              text_of_values(nearest))},
-      .nearest = nearest};
+  return require_divisor(Setting::tensor_parallel, layout.tp(), spec_.key_heads,
+                         "the key heads of the model's gated delta nets");
 }
 
 }  // namespace troupe

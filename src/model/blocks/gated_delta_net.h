@@ -8,9 +8,8 @@
 //   silu(z)) w_delta_out^T, the norm that of each head
 //
 // (ops/attention/causal_conv, ops/attention/delta_gates, ops/attention/gated_delta_rule,
-// ops/norms/gated_norm). Ranks of tp share the key heads. Those of cp, which share the sequences,
-// exchange rows for heads before the convolution and back after the rule, whatever attention does:
-// in between each has whole sequences of its share of the heads that tp leaves.
+// ops/norms/gated_norm). Ranks of tp share the key heads. What those of cp do, which share the
+// sequences, rows_of_delta_nets() says, whatever attention does.
 #pragma once
 
 #include "model/layer_block.h"
@@ -34,6 +33,13 @@ struct GatedDeltaNetSpec {
 };
 // That of all layers of the configuration that have one.
 GatedDeltaNetSpec delta_net_spec_of(const ModelConfig& config);
+
+// The rows of each sequence that convolution and rule of this rank have; `key_heads` are those
+// of all ranks. Where cp divides the key heads that tp leaves, rows are exchanged for heads before
+// the convolution and back after the rule: in between a rank has whole sequences of its share of
+// the heads. Otherwise it has its own chunks and all heads, and gets the rows and the state before
+// each chunk (ops/attention/halo_rows, ops/attention/fold_delta_states).
+SequenceChunks rows_of_delta_nets(int32_t key_heads, const ModelPart& part);
 
 class GatedDeltaNet : public LayerBlock {
  public:
