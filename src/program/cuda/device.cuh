@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -41,30 +42,17 @@ __device__ __forceinline__ float widen(F16 value) {
   return __half2float(value);
 }
 
-// Rounded to nearest even.
-template <class T>
-__device__ __forceinline__ T round_to(double value) {
-  return static_cast<T>(value);
-}
-template <>
-__device__ __forceinline__ Bf16 round_to<Bf16>(double value) {
-  return __float2bfloat16_rn(static_cast<float>(value));
-}
-template <>
-__device__ __forceinline__ F16 round_to<F16>(double value) {
-  return __float2half_rn(static_cast<float>(value));
-}
+// Rounded to nearest even, where it is narrower than float from float.
 template <class T>
 __device__ __forceinline__ T round_to(float value) {
+  if constexpr (std::is_same_v<T, Bf16>) return __float2bfloat16_rn(value);
+  if constexpr (std::is_same_v<T, F16>) return __float2half_rn(value);
   return static_cast<T>(value);
 }
-template <>
-__device__ __forceinline__ Bf16 round_to<Bf16>(float value) {
-  return __float2bfloat16_rn(value);
-}
-template <>
-__device__ __forceinline__ F16 round_to<F16>(float value) {
-  return __float2half_rn(value);
+template <class T>
+__device__ __forceinline__ T round_to(double value) {
+  if constexpr (sizeof(T) == 2) return round_to<T>(static_cast<float>(value));
+  return static_cast<T>(value);
 }
 
 // A value of one type as one of another, through double where that is wider than float.
