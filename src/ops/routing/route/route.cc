@@ -7,7 +7,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/cpu/expert_slots.h"
-#include "ops/routing/route/route_cuda.h"
+#include "ops/cuda/slot_chunks.h"
 #include "program/op_sample.h"
 
 namespace troupe {

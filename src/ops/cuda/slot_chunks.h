@@ -1,5 +1,6 @@
-// The chunks into which the CUDA kernel of route cuts the slots: shared by the kernel and by the
-// rule that books its scratch memory. Private to this folder.
+// The chunks into which CUDA kernels cut slots to count and to number them by expert
+// (slot_chunks.cuh): shared by the kernels and by the rules that book their scratch memory. The
+// counterpart of ops/cpu/expert_slots.h.
 #pragma once
 
 #include <cstdint>
