@@ -74,6 +74,7 @@
 #include "ops/products/head_linear/head_linear.h"
 #include "ops/products/linear/linear.h"
 #include "ops/products/shift_ids/shift_ids.h"
+#include "ops/routing/clone_placement/clone_placement.h"
 #include "ops/routing/count_experts/count_experts.h"
 #include "ops/routing/dispatch_plan/dispatch_plan.h"
 #include "ops/routing/expert_bias_update/expert_bias_update.h"
@@ -177,6 +178,8 @@ constexpr std::array kOperations = {
     &kOffload,
     &kOpenStash,
     &kPermute,
+    &kPlaceClones,
+    &kSpreadOverClones,
     &kPrefixSum,
     &kPushRows,
     &kPushRowsBack,
