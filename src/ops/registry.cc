@@ -29,6 +29,7 @@
 #include "ops/elementwise/split_rows/split_rows.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/clone_experts/clone_experts.h"
 #include "ops/exchange/coded_rows/coded_rows.h"
 #include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
 #include "ops/exchange/exchange_heads/exchange_heads.h"
@@ -104,6 +105,8 @@ constexpr std::array kOperations = {
     &kCausalConv,
     &kCausalConvGradient,
     &kCausalConvWeightGradient,
+    &kCloneExperts,
+    &kReturnClones,
     &kCombine,
     &kContextAttention,
     &kContextAttentionGradient,

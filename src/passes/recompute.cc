@@ -41,8 +41,8 @@ std::optional<RegionKey> region_key(const Place& place, int32_t first_layer,
 
 // What stands around the layers is gathered once: the backward pass begins with the head, and does
 // not read the embedding.
-bool gathers_layer_parameters(const Op& op) {
-  return op.place.layer >= 0 && gathers_parameters(op);
+bool is_never_kept(const Op& op) {
+  return op.spec->is_run_again || (op.place.layer >= 0 && gathers_parameters(op));
 }
 
 // Are outputs that others of the same layer read computed again, too?
@@ -97,8 +97,8 @@ class Recomputation {
     for (int32_t index = forward.begin; index < forward.differentiated_end; ++index) {
       const Op& op = program_.op(index);
       if (first_layer < 0) first_layer = op.place.layer;
-      // Gatherings are not kept in any case, and each is a region of its own.
-      const std::optional<RegionKey> key = gathers_layer_parameters(op)
+      // Gatherings and copies are not kept in any case, and each is a region of its own.
+      const std::optional<RegionKey> key = is_never_kept(op)
                                                ? RegionKey{-1 - index, nullptr}
                                                : region_key(op.place, first_layer, options_);
       if (!key) continue;
@@ -123,7 +123,7 @@ class Recomputation {
         if (region < 0 || op.place.round > 0 || contains(region, index)) return;
         const Op& made_by = program_.op(definer_[id]);
         const Place& place = made_by.place;
-        if (gathers_layer_parameters(made_by)) return;
+        if (is_never_kept(made_by)) return;
         if (discards_outputs(place, options_) && place.layer == op.place.layer) return;
         region = -1;
       });

@@ -24,6 +24,8 @@
 //                 never
 //   parameters that are sharded (StateSharding::parameters)
 //                 always: a layer's are gathered again where gradients read them
+//   copies of experts (OpSpec::is_run_again)
+//                 always
 #pragma once
 
 #include <cstdint>

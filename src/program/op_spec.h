@@ -148,6 +148,8 @@ struct OpSpec {
   RankGroup (*group)(const Attributes&) = nullptr;
   // Of a collective: it brings shards of a tensor together, of which ranks may have some each.
   bool gathers_shards = false;
+  // What it computes is not kept for the backward pass, which runs it again.
+  bool is_run_again = false;
   // Of an operation with a group: what a rank of `ranks` members sends in a run. nullptr: nothing.
   LinkTraffic (*links)(const OpView&, int32_t ranks) = nullptr;
   // Of a message between two ranks of that group, which its other members do not run. nullptr: all
