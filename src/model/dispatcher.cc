@@ -170,9 +170,10 @@ bool are_slices_first(const ModelPart& part) {
 // From all ranks to all: what `alltoall` and `flex` do.
 RowStep single_step(const ModelConfig& config, const ModelPart& part, const DispatchLoad& load) {
   const Layout& layout = part.layout();
-  const int32_t count = config.num_experts / layout.ep();
+  const auto experts = static_cast<int32_t>(load.experts);
+  const int32_t count = experts / layout.ep();
   const double copies = expected_copies(config, layout.ep(), layout.etp());
-  return {.plan = plan_of(config.num_experts, layout.ep(), layout.etp(), are_slices_first(part)),
+  return {.plan = plan_of(experts, layout.ep(), layout.etp(), are_slices_first(part)),
           .local = {.first = part.expert().ep * count, .count = count},
           .expected_rows = std::llround(copies * static_cast<double>(load.tokens)),
           .most_rows = load.most_rows};
@@ -194,15 +195,15 @@ std::unique_ptr<Dispatcher> make_hierarchical(Builder& builder, const ModelConfi
   const int32_t slices = node.ranks / parts;
   const int32_t nodes_of_experts = layout.ep() / parts;
   const int32_t nodes_of_slices = layout.etp() / slices;
-  const int32_t experts = config.num_experts / nodes_of_experts;
+  const auto all_experts = static_cast<int32_t>(load.experts);
+  const int32_t experts = all_experts / nodes_of_experts;
   const double copies = expected_copies(config, nodes_of_experts, nodes_of_slices);
-  RowStep across{
-      .group = RankGroup::etp_ep_across_nodes,
-      .plan = plan_of(config.num_experts, nodes_of_experts, nodes_of_slices, slices_first),
-      .local = {.first = part.expert().ep / parts * experts, .count = experts},
-      .expected_rows = std::llround(copies * static_cast<double>(load.tokens)),
-      .most_rows = std::numeric_limits<int64_t>::max(),
-      .prefix = "node_"};
+  RowStep across{.group = RankGroup::etp_ep_across_nodes,
+                 .plan = plan_of(all_experts, nodes_of_experts, nodes_of_slices, slices_first),
+                 .local = {.first = part.expert().ep / parts * experts, .count = experts},
+                 .expected_rows = std::llround(copies * static_cast<double>(load.tokens)),
+                 .most_rows = std::numeric_limits<int64_t>::max(),
+                 .prefix = "node_"};
   within.group = RankGroup::etp_ep_within_node;
   within.plan = plan_of(experts, parts, slices, slices_first);
   within.local.first = part.expert().ep % parts * within.local.count;

@@ -54,8 +54,8 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  // `rows` [T, hidden]: this rank's tokens; `probabilities`, `experts` [T, k]: of all the model's
-  // experts. Called once.
+  // `rows` [T, hidden]: this rank's tokens; `probabilities`, `experts` [T, k]: of the experts of
+  // all ranks. Called once.
   virtual DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) = 0;
   // `partial` [M, hidden]: the rows that the experts made. Returns [T, hidden].
   virtual ValueId collect(ValueId partial) = 0;
@@ -69,7 +69,8 @@ double expected_copies(const ModelConfig& config, int32_t ep, int32_t etp);
 
 // What a dispatcher has to carry.
 struct DispatchLoad {
-  int64_t tokens = 0;  // of each rank that have experts
+  int64_t experts = 0;  // of all ranks, as many on each: what the choices count
+  int64_t tokens = 0;   // of each rank that have experts
   int64_t most_rows =
       0;  // slots of the tokens of all ranks that name an expert of this one at most
 };

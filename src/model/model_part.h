@@ -53,6 +53,9 @@ struct RunLayout {
   // How many rows a rank's experts have room for where ranks share the experts, times those of an
   // even load; 0: as many as may come (docs/memory.md, "Room for experts").
   double expert_room = 0;
+  // Where ranks share the experts: how many copies of others' experts each has room for, which take
+  // rows of those that get most (ops/routing/clone_placement). In training steps alone.
+  int32_t expert_clones = 0;
   // By RankGroup: the GPUs of some such group do not reach each other's memory (--gpu-exchange).
   std::array<bool, kRankGroupCount> is_staged{};
 };

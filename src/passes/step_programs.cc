@@ -360,7 +360,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                              step.code_metrics);
     });
   }
-  if (options.recompute.any() || options.expert_rounds ||
+  if (options.recompute.any() || options.expert_rounds || state.part.run->expert_clones > 0 ||
       state.part.run->sharding == StateSharding::parameters) {
     passes.run(PassId::recompute, [&](Program& program) {
       return recompute_activations(program, segments, options.recompute);

@@ -23,8 +23,10 @@
 #include "base/random.h"
 #include "comm/thread_group.h"
 #include "io/hf_config.h"
+#include "ops/emit_collective.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/clone_experts/clone_experts.h"
 #include "ops/exchange/exchange_heads/exchange_heads.h"
 #include "ops/exchange/exchange_rows/exchange_rows.h"
 #include "ops/exchange/prefix_sum/prefix_sum.h"
@@ -32,6 +34,7 @@
 #include "ops/exchange/reduce_scatter/reduce_scatter.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "ops/optimizer/shards/shards.h"
+#include "ops/routing/clone_placement/clone_placement.h"
 #include "ops/routing/dispatch_plan/dispatch_plan.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
@@ -130,6 +133,25 @@ struct CollectivesProgram {
     const ValueId by_heads = sequence_to_heads(builder, by_sequence, heads, "by_heads");
     result(by_heads);
     result(heads_to_sequence(builder, by_heads, heads, "by_sequence_again"));
+    add_clones(dtype, width, ranks);
+  }
+
+  // Two experts on each rank, and copies where the ranks' counts together say.
+  void add_clones(DType dtype, int64_t width, int ranks) {
+    const ValueId counts = input("rows", DType::i32, {2 * int64_t{ranks}});
+    const ValueId loads =
+        prefix_sum(builder, counts, {}, {.group = RankGroup::world}, "loads").total;
+    const ClonePlacement placement =
+        place_clones(builder, loads, {.parts = ranks, .clones = 2}, "placement");
+    const CloneExpertsAttributes attributes{.group = RankGroup::world, .ranks = ranks};
+    const ValueId weight = input("weight", dtype, {2, 3, width});
+    result(placement.experts);
+    result(clone_experts(builder, weight, placement.experts, attributes, "copied"));
+    if (dtype != accumulation_dtype(dtype)) return;
+    const ValueId gradient = input("gradient", dtype, {4, 3, width});
+    const ValueId none;
+    result(emit_collective(builder, kReturnClones, Attributes(attributes),
+                           {gradient, placement.experts, none}, "returned_clones")[0]);
   }
 
   void add_integers() {
@@ -360,6 +382,23 @@ std::vector<LayoutCase> layouts() {
       c.stash = {.factor = factor, .page_bytes = 256};
       chosen.push_back(c);
     }
+  }
+  // Copies of the experts that all tokens choose, with a room that is too small without.
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    LayoutCase c;
+    c.name = "copied_experts_" + std::string(name_of(dispatcher));
+    c.model = moe_model(3);
+    c.model.add_bias_linear = true;
+    c.model.num_experts = 8;
+    c.layout.world_size = 4;
+    c.layout.expert_parallel = 4;
+    c.layout.expert_tensor_parallel = 1;
+    c.dispatcher = dispatcher;
+    c.micro_batches = 2;
+    c.expert_clones = 1;
+    c.expert_room = 1.3;
+    c.crowded_layers = {0, 2};
+    chosen.push_back(c);
   }
   LayoutCase stored;
   stored.name = "stored_activations";

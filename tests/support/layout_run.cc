@@ -514,7 +514,8 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
       .optimizer_offload = wanted.optimizer_offload,
       .amax_history = wanted.amax_history,
       .weight_codes = wanted.weight_codes,
-      .expert_room = wanted.expert_room});
+      .expert_room = wanted.expert_room,
+      .expert_clones = wanted.expert_clones});
 }
 
 std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank,
@@ -561,6 +562,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.sharding = StateSharding::none;
   single.gradient_bucket_elements = 0;
   single.expert_room = 0;
+  single.expert_clones = 0;
   single.early_collectives = false;
   single.merged = false;
   single.overlap = {};

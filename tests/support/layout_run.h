@@ -51,7 +51,8 @@ struct LayoutCase {
   bool ignore_padding = false;        // some tokens of each sample are padding then
   bool reset_attention_mask = false;  // samples hold documents of some tokens then
   int64_t gradient_bucket_elements = 0;
-  double expert_room = 0;  // RunLayout::expert_room
+  double expert_room = 0;     // RunLayout::expert_room
+  int32_t expert_clones = 0;  // RunLayout::expert_clones
   // Of a model whose routers have biases: those that send all tokens to the same experts, of which
   // each token chooses k: layer L to those from L k on.
   std::vector<int32_t> crowded_layers = {};

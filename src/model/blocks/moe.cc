@@ -13,6 +13,7 @@
 #include "ops/elementwise/activation/activation.h"
 #include "ops/elementwise/add/add.h"
 #include "ops/elementwise/row_gate/row_gate.h"
+#include "ops/exchange/clone_experts/clone_experts.h"
 #include "ops/exchange/coded_rows/coded_rows.h"
 #include "ops/exchange/prefix_sum/prefix_sum.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
@@ -25,6 +26,7 @@
 #include "ops/losses/router_entropy/router_entropy.h"
 #include "ops/losses/router_z_loss/router_z_loss.h"
 #include "ops/products/linear/linear.h"
+#include "ops/routing/clone_placement/clone_placement.h"
 #include "ops/routing/count_experts/count_experts.h"
 #include "ops/routing/expert_capacity/expert_capacity.h"
 #include "ops/routing/jitter/jitter.h"
@@ -56,7 +58,7 @@ class MoeForward {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
     const ValueId wanted = drop_over_capacity(chosen);
-    const LimitedRows limited = limit_rows(wanted);
+    const LimitedRows limited = limit_rows(spread(wanted));
     const int64_t step = tokens_of_round();
     const bool in_parts = step < tokens();
     // The fallback keeps nothing of the experts, also where all tokens go in one round.
@@ -73,7 +75,9 @@ class MoeForward {
       }
       const std::unique_ptr<Dispatcher> dispatcher =
           make_dispatcher(builder_, config_, part(), options_.dispatcher,
-                          {.tokens = step, .most_rows = rows_with_room()});
+                          {.experts = experts_here() * part().layout().ep(),
+                           .tokens = step,
+                           .most_rows = rows_with_room()});
       const DispatchedTokens tokens = dispatcher->dispatch(dispatched, chosen.probabilities, kept);
       const Routing routing = plan_rows(tokens);
       if (first == 0) report(chosen, wanted, limited, logits, routing);
@@ -187,7 +191,14 @@ class MoeForward {
 
   // What is routed to the experts of one rank by all ranks that share the experts.
   int64_t tokens_of_group() const { return tokens() * dispatch_ranks(part()); }
-  int64_t experts_here() const { return config_.num_experts / part().layout().ep(); }
+  // Where tokens go in rounds, which need little room, all of them go to the experts' own ranks.
+  int32_t clones() const {
+    const bool has_clones =
+        options_.training && !options_.expert_rounds && part().layout().ep() > 1;
+    return has_clones ? part().run->expert_clones : 0;
+  }
+  // Its own and its copies of others'.
+  int64_t experts_here() const { return config_.num_experts / part().layout().ep() + clones(); }
   // An expert is chosen at most once by each token.
   int64_t rows_of_a_token() const {
     return std::min<int64_t>(config_.moe_router_topk, experts_here());
@@ -219,16 +230,39 @@ class MoeForward {
     return std::min(tokens(), rows_with_room() / (dispatch_ranks(part()) * rows_of_a_token()));
   }
 
+  // Rows by the number of their expert, or of the slot that serves them where experts have copies.
+  struct SpreadRows {
+    ValueId chosen;
+    ValueId loads;  // of all ranks; invalid: not counted yet
+  };
+
+  ValueId count_own_rows(ValueId wanted) {
+    return count_experts(builder_, wanted, {}, {.experts = config_.num_experts},
+                         "expert_rows_here");
+  }
+
+  // Over the experts' own ranks and those with copies.
+  SpreadRows spread(ValueId wanted) {
+    if (clones() == 0) return {.chosen = wanted, .loads = {}};
+    const PrefixSumResult rows = prefix_sum(builder_, count_own_rows(wanted), {},
+                                            {.group = RankGroup::etp_ep}, "expert_rows");
+    clones_ = place_clones(builder_, rows.total,
+                           {.parts = part().layout().ep(), .clones = clones()}, "clones");
+    return {.chosen = spread_over_clones(builder_, wanted, rows.running, clones_, "chosen_slots"),
+            .loads = clones_.slot_loads};
+  }
+
   // Where room may lack and tokens go all at once: whether it does.
-  LimitedRows limit_rows(ValueId wanted) {
+  LimitedRows limit_rows(const SpreadRows& wanted) {
     if (options_.expert_rounds || !may_lack_room()) {
-      return {.kept = wanted, .over = {}, .fullest = {}};
+      return {.kept = wanted.chosen, .over = {}, .fullest = {}};
     }
-    const ValueId own =
-        count_experts(builder_, wanted, {}, {.experts = config_.num_experts}, "expert_rows_here");
-    const ValueId loads =
-        sum_over_ranks(builder_, own, {.group = RankGroup::etp_ep}, "expert_rows");
-    return limit_expert_rows(builder_, wanted, loads,
+    ValueId loads = wanted.loads;
+    if (!loads.valid()) {
+      loads = sum_over_ranks(builder_, count_own_rows(wanted.chosen), {.group = RankGroup::etp_ep},
+                             "expert_rows");
+    }
+    return limit_expert_rows(builder_, wanted.chosen, loads,
                              {.parts = part().layout().ep(), .rows = rows_with_room()},
                              "kept_with_room");
   }
@@ -362,27 +396,35 @@ class MoeForward {
     }
   }
 
+  // Of this rank's experts, with those of which it has copies.
+  ValueId expert_parameter(ParameterId id) {
+    const ValueId own = parameter(id);
+    if (clones() == 0) return own;
+    return clone_experts(builder_, own, clones_.experts, {.ranks = part().layout().ep()},
+                         builder_.value(own).name);
+  }
+
   // Returns the sums over this rank's experts, by row of `tokens`.
   ValueId build_experts(const DispatchedTokens& tokens, const Routing& routing) {
     const ValueId probabilities = tokens.probabilities;
     builder_.place.module = &kExpertRowsModule;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
     builder_.place.module = &kExpertFc1Module;
-    ValueId gate_up = grouped_linear(builder_, rows, parameter(parameters_.w_gate_up),
+    ValueId gate_up = grouped_linear(builder_, rows, expert_parameter(parameters_.w_gate_up),
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {
-      gate_up = grouped_bias(builder_, gate_up, parameter(parameters_.b_gate_up), routing.offsets,
-                             {}, "gate_up_biased");
+      gate_up = grouped_bias(builder_, gate_up, expert_parameter(parameters_.b_gate_up),
+                             routing.offsets, {}, "gate_up_biased");
     }
     builder_.place.module = &kExpertActivationModule;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
                                          activation_in(options_, expert_), "activated");
     builder_.place.module = &kMoeModule;
-    ValueId out = grouped_linear(builder_, activated, parameter(parameters_.w_down),
+    ValueId out = grouped_linear(builder_, activated, expert_parameter(parameters_.w_down),
                                  routing.offsets, "expert_out");
     if (config_.add_bias_linear) {
       // Inside the weighted sum: each row's bias carries the row's router weight.
-      out = grouped_bias(builder_, out, parameter(parameters_.b_down), routing.offsets,
+      out = grouped_bias(builder_, out, expert_parameter(parameters_.b_down), routing.offsets,
                          {.probabilities = probabilities, .row_slot = routing.row_slot},
                          "expert_out_biased");
     }
@@ -414,6 +456,7 @@ class MoeForward {
   const ValueId input_;
   const ForwardOptions& options_;
   ForwardResult& result_;
+  ClonePlacement clones_;  // where experts have copies
 };
 
 }  // namespace
