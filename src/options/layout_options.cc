@@ -232,6 +232,30 @@ std::vector<int32_t> machines_of_ranks(const Options& options) {
   return machines;
 }
 
+int32_t expert_clones_of(const Options& options, const ModelConfig& config) {
+  const int32_t clones = options.moe_expert_clones;
+  if (clones == 0 || config.num_experts == 0) return 0;
+  if (config.moe_pad_expert_input_to_capacity) {
+    throw_bad_request(
+        fmt::format("--moe-expert-clones {}: with --moe-pad-expert-input-to-capacity every expert "
+                    "works on as many rows, and none is hot. Leave one of them out.",
+                    clones));
+  }
+  const PrecisionOptions precision = precision_options_of(options, config);
+  for (int32_t layer = 0; precision.any() && layer < config.all_layers(); ++layer) {
+    if (!config.is_moe_layer(layer) ||
+        keeps_products(precision.kept, layer, ProductGroup::experts)) {
+      continue;
+    }
+    throw_bad_request(
+        fmt::format("--moe-expert-clones {}: copies of experts whose products are in 8 or 4 bits "
+                    "are not there. Name in --fp8-modules what else has such products, as "
+                    "attention, or leave one of them out.",
+                    clones));
+  }
+  return clones;
+}
+
 // The head's gradients would come between those of the embedding, which such schedules move.
 void refuse_loss_chunks(const Options& options, const ModelConfig& config,
                         const PipelinePartition& partition, const PipelineShape& shape) {
@@ -283,6 +307,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
           .amax_history = amax_history_of(options),
           .weight_codes = weight_codes_of(options, config),
           .expert_room = options.moe_expert_rank_capacity_factor.value_or(0),
+          .expert_clones = expert_clones_of(options, config),
           .is_staged = is_staged};
 }
 

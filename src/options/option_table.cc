@@ -1267,6 +1267,16 @@ constexpr OptionSpec kOptions[] = {
      .unset_word = "auto",
      .range = at_least(0),
      .commands = kCompute},
+    {.name = "moe-expert-clones",
+     .member = &Options::moe_expert_clones,
+     .group = kMoe,
+     .metavar = "N",
+     .help =
+         "Where ranks share the experts: room on each rank for copies of N experts of others. In "
+         "each micro-batch of a training step the ranks with fewest rows get copies of experts "
+         "of those with most, and take some of their rows. The numbers are the same.",
+     .range = at_least(0),
+     .commands = kCompute},
     {.name = "warn-load-imbalance",
      .member = &Options::warn_load_imbalance,
      .group = kMoe,

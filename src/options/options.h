@@ -241,6 +241,7 @@ struct Options {
   std::optional<DropPolicy> moe_token_drop_policy;
   bool moe_pad_expert_input_to_capacity = false;
   std::optional<double> moe_expert_rank_capacity_factor;
+  int32_t moe_expert_clones = 0;
   bool moe_router_padding_for_quantization = false;
   bool moe_router_ignore_padding = false;
   std::optional<int32_t> moe_expert_row_multiple;

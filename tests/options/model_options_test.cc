@@ -334,6 +334,7 @@ TEST_F(ModelOptions, ANumberOfExpertsKeepsTheLayersThatHaveThem) {
   base.moe_layers = {true, false, true};
   ModelConfig dense = base;
   dense.num_experts = 0;
+  dense.ffn_hidden_size = dense.moe_ffn_hidden_size;
   dense.moe_layers = {};
   Options flags;
   flags.command = Command::train;
@@ -639,6 +640,33 @@ TEST_F(ModelOptions, Recompute) {
   EXPECT_EQ(recompute().granularity, RecomputeOptions::Granularity::full);
   EXPECT_EQ(recompute().method, RecomputeOptions::Method::block);
   EXPECT_EQ(recompute().layers, 2);
+}
+
+TEST_F(ModelOptions, CopiesOfExpertsAreRefusedWhereTheyHaveNoMeaning) {
+  options.ranks = options.expert_model_parallel_size = 2;
+  options.moe_expert_clones = 3;
+  options.compute_dtype = DType::bf16;
+  EXPECT_EQ(run_layout_of(options, load_model_config(options)).expert_clones, 3);
+  const auto refused = [&](const auto& change) {
+    Options changed = options;
+    change(changed);
+    return refusal([&] { run_layout_of(changed, load_model_config(changed)); });
+  };
+  expect_part(refused([](Options& o) {
+                o.moe_pad_expert_input_to_capacity = true;
+                o.moe_expert_capacity_factor = 1;
+              }),
+              "--moe-expert-clones 3: with --moe-pad-expert-input-to-capacity every expert");
+  expect_part(refused([](Options& o) { o.fp8_format = Fp8Format::e4m3; }),
+              "--moe-expert-clones 3: copies of experts whose products are in 8 or 4 bits");
+  options.fp8_format = Fp8Format::e4m3;
+  options.fp8_modules = {"attention"};
+  EXPECT_EQ(run_layout_of(options, load_model_config(options)).expert_clones, 3);
+  ModelConfig dense = load_model_config(options);
+  dense.num_experts = 0;
+  dense.ffn_hidden_size = dense.moe_ffn_hidden_size;
+  options.expert_model_parallel_size = 1;
+  EXPECT_EQ(run_layout_of(options, dense).expert_clones, 0);
 }
 
 TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {

@@ -136,6 +136,7 @@ constexpr const char* kSteps[] = {
     "--model mixtral-tiny --bf16 --moe-dispatch-fwd-dtype mxfp8 --ranks 2 "
     "--expert-model-parallel-size 2 --moe-token-dispatcher-type flex",
     "--model mixtral-tiny --bf16 --ranks 2 --expert-model-parallel-size 2 --moe-paged-stash",
+    "--model mixtral-tiny --bf16 --ranks 4 --expert-model-parallel-size 2 --moe-expert-clones 1",
 };
 
 std::string types_of(const Program& program, std::span<const ValueId> ids) {
