@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Training with limited room for the experts of a rank (--moe-expert-rank-capacity-factor): some
 steps lack it and run again in rounds of tokens. The run is that without a limit up to rounding, has
-the same bits when it is repeated, and when it is stopped and goes on.
+the same bits when it is repeated, and when it is stopped and goes on. With copies of hot experts
+(--moe-expert-clones) a room suffices that is too small without.
 
 Usage: expert_room_test.py TROUPE SOURCE
 """
@@ -53,6 +54,18 @@ class ExpertRoom(unittest.TestCase):
         self.train("resumed", *stopped, str(STEPS // 2))
         self.train("resumed", *stopped, str(STEPS), "--load", HERE.folder / "resumed")
         self.assertEqual(self.weights("limited"), self.weights("resumed"))
+
+    def test_copies_of_hot_experts_need_less_room_for_the_same_numbers(self):
+        self.train("even")
+        copied = ["--moe-expert-rank-capacity-factor", "1.3", "--moe-expert-clones", "2"]
+        self.train("copied", *copied)
+        lines = metrics(HERE.folder / "copied")
+        self.assertFalse(any("expert_rooms_lacked" in line for line in lines))
+        for one, other in zip(metrics(HERE.folder / "even"), lines):
+            self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4, msg=one["step"])
+        self.train("continued", *copied, "--exit-after-step", str(STEPS // 2))
+        self.train("continued", *copied, "--load", HERE.folder / "continued")
+        self.assertEqual(self.weights("copied"), self.weights("continued"))
 
     # Room for the most that may come, in which layers work one after the other, and a stash for
     # what they keep that is too small for some steps.
