@@ -19,9 +19,10 @@ class Training(ProcessesTest):
         self.assertTrue(tensors(threads, step))
         self.assertEqual(tensors(processes, step), tensors(threads, step))
 
-    def test_experts_over_ranks_and_a_sharded_optimizer(self):
+    def test_experts_over_ranks_with_copies_and_a_sharded_optimizer(self):
         self.check_same_run("sharded", *FOLDED, "--use-distributed-optimizer",
-                            "--moe-token-dispatcher-type", "flex", "--train-iters", 4)
+                            "--moe-token-dispatcher-type", "flex", "--moe-expert-clones", 2,
+                            "--train-iters", 4)
 
     def test_a_pipeline(self):
         self.check_same_run("pipeline", *PIPELINE, "--expert-model-parallel-size", 2,

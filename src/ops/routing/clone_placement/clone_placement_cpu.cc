@@ -49,9 +49,11 @@ void place_clones_cpu(const KernelArguments& args) {
 }
 
 void spread_over_clones_cpu(const KernelArguments& args) {
-  const auto [parts, clones] = args.attributes->as<ClonePlacementAttributes>();
+  const auto& attributes = args.attributes->as<ClonePlacementAttributes>();
+  const int32_t clones = attributes.clones;
+  const int32_t all_clones = attributes.parts * clones;
   const auto experts = static_cast<int32_t>(args.input(1).shape[0]);
-  const int32_t own = experts / parts;
+  const int32_t own = experts / attributes.parts;
   const int64_t choices = args.input(0).shape.elements();
   const auto* indices = args.in<int32_t>(0);
   const auto* running = args.in<int32_t>(1);
@@ -71,8 +73,7 @@ void spread_over_clones_cpu(const KernelArguments& args) {
                 // The row's number among those of its expert that the slots so far do not take.
                 int32_t row = running[expert] - counts[expert] + rank;
                 int32_t slot = expert / own * (own + clones) + expert % own;
-                for (int32_t clone = 0; row >= slot_loads[slot] && clone < parts * clones;
-                     ++clone) {
+                for (int32_t clone = 0; row >= slot_loads[slot] && clone < all_clones; ++clone) {
                   if (expert_of_clone[clone] != expert) continue;
                   row -= slot_loads[slot];
                   slot = clone / clones * (own + clones) + own + clone % clones;
