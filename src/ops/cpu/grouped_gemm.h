@@ -1,9 +1,9 @@
 // Matrix products with one weight per group of rows, for CPU kernels: tiles of ops/cpu/gemm.h.
 //
-// `offsets` [groups + 1] ascends from 0; rows offsets[e] to offsets[e + 1] are those of group e,
-// which may have none. Rows beyond the last are neither read nor written. The bits of a result do
-// not depend on the number of threads. Any thread may call what is here, each with its own
-// arguments.
+// `offsets` [groups + 1] ascends; rows offsets[e] to offsets[e + 1] are those of group e, which may
+// have none. Rows before the first and beyond the last are neither read nor written. The bits of a
+// result do not depend on the number of threads. Any thread may call what is here, each with its
+// own arguments.
 #pragma once
 
 #include <algorithm>

@@ -8,24 +8,27 @@
 // second, where the router's weight multiplies the bias like the rest of the output. With
 // probabilities, a row whose row_slot is -1, or anything else outside them, is a filler and has
 // p = 0. Computed in the accumulation type and rounded once. x is usually ragged. Rows at and
-// beyond offsets[E] are neither read nor written.
+// beyond offsets[E] are neither read nor written. The biases may be in two tensors, as the weights
+// of grouped_linear: those of the last experts in c [C, N], and b is [E - C, N] then.
 //
 // Kinds
 //   grouped_bias (x, b, offsets, probabilities [T, k] in the accumulation dtype optional,
-//                 row_slot i32 [R] with probabilities)              -> y [R, N] like x, which may
+//                 row_slot i32 [R] with probabilities, c optional)  -> y [R, N] like x, which may
 //                 be stored over x
 //   grouped_bias_weight_gradient (dy, offsets, probabilities, row_slot, target optional)
-//                 -> db [E, N] (+)= sum over the expert's rows of p[r] dy[r], in the accumulation
+//                 -> db [F, N] (+)= sum over the expert's rows of p[r] dy[r], of F experts from
+//                 `first` on, in the accumulation
 //                 dtype; or writes to or adds into `target`, whose dtype is that or the bias's:
 //                 declare_weight_gradient in program/derivative.h. The gradient of an expert
 //                 without rows is exactly zero, or the target is left alone when accumulating
-//   grouped_bias_probability_gradient (dy, b, offsets, probabilities, row_slot)
+//   grouped_bias_probability_gradient (dy, b, offsets, probabilities, row_slot, c optional)
 //                 -> d_probabilities [T, k], sum over n of b[e, n] dy[r, n] for the row of a slot,
 //                 0 for slots without a row
 // The gradient of x is the gradient of y itself: nothing is emitted for it. Each live row that is
 // no filler has a slot of its own.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "program/builder.h"
@@ -35,12 +38,15 @@ namespace troupe {
 
 struct GroupedBiasWeightGradientAttributes {
   bool accumulate = false;
+  int32_t first = 0;
+  int32_t experts = 0;  // F; 0: all
 };
 
-// The router's probabilities; both valid or both absent.
+// The router's probabilities, both valid or both absent; and the biases of the last experts.
 struct GroupedBiasOptions {
-  ValueId probabilities;
-  ValueId row_slot;
+  ValueId probabilities = {};
+  ValueId row_slot = {};
+  ValueId more = {};
 };
 
 // Emits the addition of `bias` [E, N] to the rows of `x` [R, N] and returns y [R, N].

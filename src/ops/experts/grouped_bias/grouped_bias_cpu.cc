@@ -41,30 +41,39 @@ RowProbabilities<A> row_probabilities(const KernelArguments& args, int i) {
           probabilities != nullptr ? args.input(i).shape.elements() : 0};
 }
 
+// Calls each(biases, experts, offsets) for the biases of the first experts, and for those of the
+// last ones where they are in a second tensor.
+template <class T, class Each>
+void for_each_bias(const KernelArguments& args, const Each& each) {
+  const int64_t experts = args.input(1).shape[0];
+  const auto* offsets = args.in<int32_t>(2);
+  each(args.in<T>(1), experts, offsets);
+  if (args.inputs.size() > 5) each(args.in<T>(5), args.input(5).shape[0], offsets + experts);
+}
+
 template <class T>
 struct GroupedBiasKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
     const T* x = args.in<T>(0);
-    const T* bias = args.in<T>(1);
-    const int32_t* offsets = args.in<int32_t>(2);
     const auto probabilities = row_probabilities<A>(args, 3);
     T* y = args.out<T>(0);
-    const int64_t experts = args.input(1).shape[0];
     const int64_t columns = args.input(0).shape[1];
-    const auto add_rows = [=](int64_t begin, int64_t end, int) {
-      int64_t e = expert_of_row(offsets, experts, begin);
-      for (int64_t row = begin; row < end; ++row) {
-        while (offsets[e + 1] <= row) ++e;
-        const A p = probabilities[row];
-        const T* in = x + row * columns;
-        const T* b = bias + e * columns;
-        T* out = y + row * columns;
-        TROUPE_INDEPENDENT
-        for (int64_t n = 0; n < columns; ++n) out[n] = T(widen(in[n]) + p * widen(b[n]));
-      }
-    };
-    args.pool->parallel_ranges(offsets[experts], row_grain(columns), add_rows);
+    for_each_bias<T>(args, [&](const T* bias, int64_t experts, const int32_t* offsets) {
+      const auto add_rows = [=](int64_t begin, int64_t end, int) {
+        int64_t e = expert_of_row(offsets, experts, offsets[0] + begin);
+        for (int64_t row = offsets[0] + begin; row < offsets[0] + end; ++row) {
+          while (offsets[e + 1] <= row) ++e;
+          const A p = probabilities[row];
+          const T* in = x + row * columns;
+          const T* b = bias + e * columns;
+          T* out = y + row * columns;
+          TROUPE_INDEPENDENT
+          for (int64_t n = 0; n < columns; ++n) out[n] = T(widen(in[n]) + p * widen(b[n]));
+        }
+      };
+      args.pool->parallel_ranges(offsets[experts] - offsets[0], row_grain(columns), add_rows);
+    });
   }
 };
 
@@ -72,9 +81,10 @@ struct GroupedBiasKernel {
 template <class T, class Out>
 void run_grouped_bias_weight_gradient(const KernelArguments& args) {
   using A = accumulation_t<T>;
-  const bool accumulate = args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate;
+  const auto& attributes = args.attributes->as<GroupedBiasWeightGradientAttributes>();
+  const bool accumulate = attributes.accumulate;
   const T* dy = args.in<T>(0);
-  const int32_t* offsets = args.in<int32_t>(1);
+  const int32_t* offsets = args.in<int32_t>(1) + attributes.first;
   const auto probabilities = row_probabilities<A>(args, 2);
   Out* d_bias = args.out<Out>(0);
   const int64_t columns = args.input(0).shape[1];
@@ -113,23 +123,23 @@ struct GroupedBiasProbabilityGradientKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
     const T* dy = args.in<T>(0);
-    const T* bias = args.in<T>(1);
-    const int32_t* offsets = args.in<int32_t>(2);
     const auto probabilities = row_probabilities<A>(args, 3);
     A* d_probabilities = args.out<A>(0);
-    const int64_t experts = args.input(1).shape[0];
     const int64_t columns = args.input(0).shape[1];
     std::fill_n(d_probabilities, probabilities.slots, A(0));
-    const auto differentiate_rows = [=](int64_t begin, int64_t end, int) {
-      int64_t e = expert_of_row(offsets, experts, begin);
-      for (int64_t row = begin; row < end; ++row) {
-        while (offsets[e + 1] <= row) ++e;
-        if (probabilities.is_filler(row)) continue;
-        d_probabilities[probabilities.row_slot[row]] =
-            dot(bias + e * columns, dy + row * columns, columns);
-      }
-    };
-    args.pool->parallel_ranges(offsets[experts], row_grain(columns), differentiate_rows);
+    for_each_bias<T>(args, [&](const T* bias, int64_t experts, const int32_t* offsets) {
+      const auto differentiate_rows = [=](int64_t begin, int64_t end, int) {
+        int64_t e = expert_of_row(offsets, experts, offsets[0] + begin);
+        for (int64_t row = offsets[0] + begin; row < offsets[0] + end; ++row) {
+          while (offsets[e + 1] <= row) ++e;
+          if (probabilities.is_filler(row)) continue;
+          d_probabilities[probabilities.row_slot[row]] =
+              dot(bias + e * columns, dy + row * columns, columns);
+        }
+      };
+      args.pool->parallel_ranges(offsets[experts] - offsets[0], row_grain(columns),
+                                 differentiate_rows);
+    });
   }
 };
 

@@ -43,13 +43,22 @@ RowProbabilities<A> row_probabilities(const CudaKernelArguments& args, int i) {
           probabilities != nullptr ? args.input(i).shape.elements() : 0};
 }
 
+// Calls each(biases, offsets) for the biases of the first experts, and for those of the last ones
+// where they are in a second tensor: one launch each.
+template <class Each>
+void for_each_bias(const CudaKernelArguments& args, const Each& each) {
+  const auto* offsets = args.in<int32_t>(2);
+  each(args.input(1), offsets);
+  if (args.inputs.size() > 5) each(args.input(5), offsets + args.input(1).shape[0]);
+}
+
 // A block for each row.
 template <class T>
 __global__ void grouped_bias_kernel(const T* x, const T* bias, const int32_t* offsets,
                                     RowProbabilities<accumulation_t<T>> probabilities, T* y,
                                     int64_t experts, int64_t columns) {
   const int64_t row = blockIdx.x;
-  if (row >= offsets[experts]) return;
+  if (row < offsets[0] || row >= offsets[experts]) return;
   const accumulation_t<T> p = probabilities.of(row);
   const T* b = bias + expert_of_row(offsets, experts, row) * columns;
   const int64_t first = row * columns;
@@ -61,10 +70,12 @@ template <class T>
 struct GroupedBiasCuda {
   static void run(const CudaKernelArguments& args) {
     const Shape& shape = args.input(0).shape;
-    launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
-           grouped_bias_kernel<T>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-           row_probabilities<accumulation_t<T>>(args, 3), args.out<T>(0), args.input(1).shape[0],
-           shape[1]);
+    for_each_bias(args, [&](const CudaTensor& bias, const int32_t* offsets) {
+      launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
+             grouped_bias_kernel<T>, args.in<T>(0), bias.as<T>(), offsets,
+             row_probabilities<accumulation_t<T>>(args, 3), args.out<T>(0), bias.shape[0],
+             shape[1]);
+    });
   }
 };
 
@@ -101,14 +112,15 @@ __global__ void grouped_bias_weight_gradient_kernel(
 // Out is the type of the gradient.
 template <class T, class Out>
 void run_weight_gradient(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<GroupedBiasWeightGradientAttributes>();
   const int64_t columns = args.input(0).shape[1];
   launch(args,
          {dim3(static_cast<unsigned>(ceil_divide(columns, kBiasColumns)),
                static_cast<unsigned>(args.output(0).shape[0])),
           dim3(kBiasColumns, kBiasRows)},
-         grouped_bias_weight_gradient_kernel<T, Out>, args.in<T>(0), args.in<int32_t>(1),
-         row_probabilities<accumulation_t<T>>(args, 2), args.out<Out>(0), columns,
-         args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate);
+         grouped_bias_weight_gradient_kernel<T, Out>, args.in<T>(0),
+         args.in<int32_t>(1) + attributes.first, row_probabilities<accumulation_t<T>>(args, 2),
+         args.out<Out>(0), columns, attributes.accumulate);
 }
 
 template <class T>
@@ -127,7 +139,7 @@ __global__ void grouped_bias_probability_gradient_kernel(
   using A = accumulation_t<T>;
   __shared__ A shared[32];
   const int64_t row = blockIdx.x;
-  if (row >= offsets[experts] || probabilities.is_filler(row)) return;
+  if (row < offsets[0] || row >= offsets[experts] || probabilities.is_filler(row)) return;
   const T* b = bias + expert_of_row(offsets, experts, row) * columns;
   A sum = 0;
   for_row(columns, [&](int64_t n) { sum += widen(b[n]) * widen(dy[row * columns + n]); });
@@ -141,10 +153,11 @@ struct GroupedBiasProbabilityGradientCuda {
     using A = accumulation_t<T>;
     const Shape& shape = args.input(0).shape;
     clear(args, args.out<A>(0), static_cast<size_t>(args.output(0).shape.elements()) * sizeof(A));
-    launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
-           grouped_bias_probability_gradient_kernel<T>, args.in<T>(0), args.in<T>(1),
-           args.in<int32_t>(2), row_probabilities<A>(args, 3), args.out<A>(0),
-           args.input(1).shape[0], shape[1]);
+    for_each_bias(args, [&](const CudaTensor& bias, const int32_t* offsets) {
+      launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
+             grouped_bias_probability_gradient_kernel<T>, args.in<T>(0), bias.as<T>(), offsets,
+             row_probabilities<A>(args, 3), args.out<A>(0), bias.shape[0], shape[1]);
+    });
   }
 };
 

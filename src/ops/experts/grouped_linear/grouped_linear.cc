@@ -1,6 +1,8 @@
 #include "ops/experts/grouped_linear/grouped_linear.h"
 
 #include <algorithm>
+#include <fmt/format.h>
+#include <vector>
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
@@ -23,6 +25,18 @@ bool is_group_offsets(const Value& offsets, int64_t experts) {
   return offsets.dtype == DType::i32 && offsets.shape == Shape({experts + 1});
 }
 
+// How many experts the weights are of: inputs 1 and 3.
+int64_t experts_of(const InferContext& context, const std::string& kind) {
+  const Value& weight = context.input(1);
+  if (context.input_count() == 3) return weight.shape[0];
+  const Value& more = context.input(3);
+  TROUPE_CHECK(
+      more.dtype == weight.dtype && more.shape.rank() == 3 && more.shape[1] == weight.shape[1] &&
+          more.shape[2] == weight.shape[2],
+      kind + ": weight " + weight.shape.to_string() + " and more " + more.shape.to_string());
+  return weight.shape[0] + more.shape[0];
+}
+
 void infer_grouped_linear(InferContext& context) {
   const Value& x = context.input(0);
   const Value& weight = context.input(1);
@@ -30,7 +44,7 @@ void infer_grouped_linear(InferContext& context) {
       is_float(x.dtype) && x.dtype == weight.dtype && x.shape.rank() == 2 &&
           weight.shape.rank() == 3 && x.shape[1] == weight.shape[2],
       "grouped_linear: x " + x.shape.to_string() + " and weight " + weight.shape.to_string());
-  TROUPE_CHECK(is_group_offsets(context.input(2), weight.shape[0]),
+  TROUPE_CHECK(is_group_offsets(context.input(2), experts_of(context, "grouped_linear")),
                "grouped_linear: offsets " + context.input(2).shape.to_string());
   context.output("", x.dtype, {x.shape[0], weight.shape[1]}, x.rows);
 }
@@ -42,8 +56,9 @@ void infer_grouped_linear_data_gradient(InferContext& context) {
                    weight.shape.rank() == 3 && dy.shape[1] == weight.shape[1],
                "grouped_linear_data_gradient: dy " + dy.shape.to_string() + " and weight " +
                    weight.shape.to_string());
-  TROUPE_CHECK(is_group_offsets(context.input(2), weight.shape[0]),
-               "grouped_linear_data_gradient: offsets " + context.input(2).shape.to_string());
+  TROUPE_CHECK(
+      is_group_offsets(context.input(2), experts_of(context, "grouped_linear_data_gradient")),
+      "grouped_linear_data_gradient: offsets " + context.input(2).shape.to_string());
   context.output("", dy.dtype, {dy.shape[0], weight.shape[2]}, dy.rows);
 }
 
@@ -58,30 +73,52 @@ void infer_grouped_linear_weight_gradient(InferContext& context) {
   const int64_t experts = offsets.shape[0] - 1;
   TROUPE_CHECK(experts >= 1 && is_group_offsets(offsets, experts),
                "grouped_linear_weight_gradient: offsets " + offsets.shape.to_string());
-  declare_weight_gradient(context, 3, "", x.dtype, {experts, dy.shape[1], x.shape[1]});
+  const auto& a = context.attributes<GroupedLinearWeightGradientAttributes>();
+  TROUPE_CHECK(a.first >= 0 && a.experts >= 0 && a.first + a.experts <= experts,
+               "grouped_linear_weight_gradient: of experts that are not there");
+  declare_weight_gradient(context, 3, "", x.dtype,
+                          {a.experts == 0 ? experts : int64_t{a.experts}, dy.shape[1], x.shape[1]});
 }
 
 void differentiate_grouped_linear(DerivativeContext& context) {
   Builder& builder = context.builder();
   const ValueId dy = context.output_gradient(0);
   const ValueId offsets = context.input(2);
+  const bool has_more = context.op().op.input_count > 3;
+  std::vector<ValueId> operands = {dy, context.input(1), offsets};
+  if (has_more) operands.push_back(context.input(3));
   if (context.wants(0)) {
-    context.add_gradient(
-        0, builder.emit(kGroupedLinearDataGradient, Attributes(NoAttributes()),
-                        {dy, context.input(1), offsets}, "d_" + context.input_name(0))[0]);
+    context.add_gradient(0, builder.emit(kGroupedLinearDataGradient, Attributes(NoAttributes()),
+                                         operands, "d_" + context.input_name(0))[0]);
   }
-  if (context.wants(1)) {
-    const auto target = context.weight_target(1);
-    const Attributes attributes(
-        GroupedLinearWeightGradientAttributes{.accumulate = target.accumulate});
-    context.add_weight_gradient(1, builder.emit(kGroupedLinearWeightGradient, attributes,
-                                                {dy, context.input(0), offsets, target.target},
-                                                "d_" + context.input_name(1))[0]);
-  }
+  const auto differentiate_weight = [&](int input, int32_t first, int64_t experts) {
+    if (!context.wants(input)) return;
+    const auto target = context.weight_target(input);
+    const GroupedLinearWeightGradientAttributes attributes{
+        .accumulate = target.accumulate,
+        .first = first,
+        .experts = has_more ? static_cast<int32_t>(experts) : 0};
+    context.add_weight_gradient(input,
+                                builder.emit(kGroupedLinearWeightGradient, Attributes(attributes),
+                                             {dy, context.input(0), offsets, target.target},
+                                             "d_" + context.input_name(input))[0]);
+  };
+  const int64_t experts = builder.value(context.input(1)).shape[0];
+  differentiate_weight(1, 0, experts);
+  if (!has_more) return;
+  differentiate_weight(3, static_cast<int32_t>(experts), builder.value(context.input(3)).shape[0]);
 }
 
 double grouped_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
+}
+
+bool has_more_weights(const OpView& op) {
+  return op.op.input_count > 3;
+}
+
+int64_t experts_of(const OpView& op) {
+  return op.input(2).shape[0] - 1;
 }
 
 // Each row meets the weight of one expert.
@@ -90,20 +127,24 @@ Cost cost_grouped_linear(const OpView& op) {
   const Shape& weight = op.input(1).shape;
   return product_cost(2 * rows * static_cast<double>(weight.row_elements()), op.input(0).dtype,
                       grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
-                          grouped_bytes(op.input(2)) + grouped_bytes(op.output(0)));
+                          grouped_bytes(op.input(2)) + grouped_bytes(op.output(0)) +
+                          (has_more_weights(op) ? grouped_bytes(op.input(3)) : 0));
 }
 
 Cost cost_grouped_linear_weight_gradient(const OpView& op) {
   const bool accumulate = op.attributes<GroupedLinearWeightGradientAttributes>().accumulate;
-  const double rows = static_cast<double>(op.input(0).shape[0]);
+  // Of the rows of some experts as many as they are of all.
+  const double share =
+      static_cast<double>(op.output(0).shape[0]) / static_cast<double>(experts_of(op));
+  const double rows = share * static_cast<double>(op.input(0).shape[0]);
   return product_cost(
       2 * rows * static_cast<double>(op.output(0).shape.row_elements()), op.input(0).dtype,
-      grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) + grouped_bytes(op.input(2)) +
-          (accumulate ? 2 : 1) * grouped_bytes(op.output(0)));
+      share * (grouped_bytes(op.input(0)) + grouped_bytes(op.input(1))) +
+          grouped_bytes(op.input(2)) + (accumulate ? 2 : 1) * grouped_bytes(op.output(0)));
 }
 
 uint64_t workspace_grouped_linear(const OpView& op) {
-  return grouped_rows_bytes(op.input(1).shape[0]);
+  return grouped_rows_bytes(experts_of(op));
 }
 
 uint64_t scratch_grouped_linear(const OpView& op) {
@@ -156,12 +197,12 @@ KernelChoice choose_grouped(const OpView& op, const DeviceTraits& device, int64_
 }
 
 KernelChoice choose_grouped_linear(const OpView& op, const DeviceTraits& device) {
-  return choose_grouped(op, device, expected_rows_of_group(op.input(0), op.input(1).shape[0]),
+  return choose_grouped(op, device, expected_rows_of_group(op.input(0), experts_of(op)),
                         TROUPE_CUDA(grouped_linear_cuda_kernel));
 }
 
 KernelChoice choose_grouped_linear_data_gradient(const OpView& op, const DeviceTraits& device) {
-  return choose_grouped(op, device, expected_rows_of_group(op.input(0), op.input(1).shape[0]),
+  return choose_grouped(op, device, expected_rows_of_group(op.input(0), experts_of(op)),
                         TROUPE_CUDA(grouped_linear_data_gradient_cuda_kernel));
 }
 
@@ -194,7 +235,12 @@ const QuantizedForm kQuantizedWeightGradientForm{
     .accumulates = grouped_weight_gradient_accumulates};
 
 std::string print_grouped_linear_weight_gradient(const Attributes& attributes) {
-  return attributes.as<GroupedLinearWeightGradientAttributes>().accumulate ? "accumulate=1" : "";
+  const auto& a = attributes.as<GroupedLinearWeightGradientAttributes>();
+  std::string text = a.accumulate ? "accumulate=1" : "";
+  if (a.experts > 0) {
+    text += fmt::format("{}first={} experts={}", text.empty() ? "" : " ", a.first, a.experts);
+  }
+  return text;
 }
 
 std::vector<OpSample> samples_grouped_linear() {
@@ -242,20 +288,39 @@ std::vector<OpSample> samples_grouped_linear() {
     const ValueId weight = sample.tensor("weight", {3, 4, 9});
     sample.result(grouped_linear(sample.builder(), x, weight, offsets, "y"));
   };
+  // The last experts have weights of their own, which are used by themselves as well.
+  const auto two_weights = [](const std::vector<int32_t>& offsets_of, int64_t more_experts) {
+    return [=](SampleBuilder& sample) {
+      const auto experts = static_cast<int32_t>(offsets_of.size()) - 1;
+      const ValueId offsets = sample.integers("offsets", {experts + 1}, offsets_of);
+      SampleBuilder::Options options;
+      options.rows = offsets;
+      options.rows_element = experts;
+      const ValueId x = sample.tensor("x", {19, 6}, options);
+      const ValueId weight = sample.tensor("weight", {experts - more_experts, 5, 6});
+      const ValueId more = sample.tensor("more", {more_experts, 5, 6});
+      sample.result(grouped_linear(sample.builder(), x, weight, offsets, "y", more));
+    };
+  };
   return {{"zero_row_experts", with({20, 7, 5, {0, 0, 6, 6, 17, 17}})},
           {"no_rows_at_all", with({4, 3, 2, {0, 0, 0}})},
           {"one_expert", with({9, 4, 3, {0, 8}})},
           {"one_of_everything", with({1, 1, 1, {0, 1}})},
           {"dense", with({10, 6, 17, {0, 3, 10}, false})},
           {"shared_weight", shared},
-          {"uneven_tiles", uneven}};
+          {"uneven_tiles", uneven},
+          {"two_weights", two_weights({0, 4, 4, 9, 12, 17}, 2)},
+          {"more_in_the_second_weight", two_weights({0, 3, 3, 8}, 2)},
+          {"no_rows_of_the_second_weight", two_weights({0, 7, 11, 11}, 1)}};
 }
 
 }  // namespace
 
 ValueId grouped_linear(Builder& builder, ValueId x, ValueId weight, ValueId offsets,
-                       const std::string& name) {
-  return builder.emit(kGroupedLinear, Attributes(NoAttributes()), {x, weight, offsets}, name)[0];
+                       const std::string& name, ValueId more) {
+  std::vector<ValueId> inputs = {x, weight, offsets};
+  if (more.valid()) inputs.push_back(more);
+  return builder.emit(kGroupedLinear, Attributes(NoAttributes()), inputs, name)[0];
 }
 
 const OpSpec kGroupedLinear{.name = "grouped_linear",

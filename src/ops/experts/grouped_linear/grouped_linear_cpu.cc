@@ -10,9 +10,14 @@ template <class T>
 void multiply_rows(const KernelArguments& args, bool transposed) {
   const Shape& x = args.input(0).shape;
   const int64_t outputs = args.output(0).shape[1];
-  multiply_grouped_rows<T, T>(args, grouped_tiles(x[0], outputs, x[1]), args.in<T>(0), x[1],
-                              args.in<T>(1), args.input(1).shape, transposed, args.in<int32_t>(2),
-                              args.out<T>(0), outputs);
+  const auto multiply = [&](int weight, const int32_t* offsets) {
+    multiply_grouped_rows<T, T>(args, grouped_tiles(x[0], outputs, x[1]), args.in<T>(0), x[1],
+                                args.in<T>(weight), args.input(weight).shape, transposed, offsets,
+                                args.out<T>(0), outputs);
+  };
+  const auto* offsets = args.in<int32_t>(2);
+  multiply(1, offsets);
+  if (args.inputs.size() > 3) multiply(3, offsets + args.input(1).shape[0]);
 }
 
 template <class T>
@@ -28,10 +33,10 @@ struct GroupedLinearDataGradientKernel {
 // Out is the type of the gradient.
 template <class T, class Out>
 void run_grouped_linear_weight_gradient(const KernelArguments& args) {
-  const bool accumulate = args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
+  const auto& attributes = args.attributes->as<GroupedLinearWeightGradientAttributes>();
   multiply_groups<T, Out>(args, args.in<T>(0), args.input(0).shape, args.in<T>(1),
-                          args.input(1).shape, args.in<int32_t>(2), args.output(0).shape[0],
-                          accumulate, args.out<Out>(0));
+                          args.input(1).shape, args.in<int32_t>(2) + attributes.first,
+                          args.output(0).shape[0], attributes.accumulate, args.out<Out>(0));
 }
 
 template <class T>

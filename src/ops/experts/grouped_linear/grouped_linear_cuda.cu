@@ -49,26 +49,36 @@ __global__ void __launch_bounds__(kTileThreads)
                    });
 }
 
+// Calls multiply(weights, offsets) for the weights of the first experts, and for those of the last
+// ones where they are in a second tensor: one launch each.
+template <class Multiply>
+void for_each_weight(const CudaKernelArguments& args, const Multiply& multiply) {
+  const auto* offsets = args.in<int32_t>(2);
+  multiply(args.input(1), offsets);
+  if (args.inputs.size() > 3) multiply(args.input(3), offsets + args.input(1).shape[0]);
+}
+
 // y (kForward) or dx, of rows x [R, inputs].
 template <class T, class Out, bool kForward>
 void multiply_rows(const CudaKernelArguments& args) {
   const Shape& x = args.input(0).shape;
-  const Shape& weight = args.input(1).shape;
   const int64_t outputs = args.output(0).shape[1];
-  // In one dimension, which may have 2^31 - 1 blocks; the others end at 65,535.
-  const int64_t column_tiles = ceil_divide(outputs, kTile);
-  const int64_t blocks = column_tiles * most_group_tiles(x[0], weight[0], kTile);
-  if (blocks > std::numeric_limits<int32_t>::max()) {
-    throw_failed("A product of experts with " + std::to_string(x[0]) + " rows and " +
-                 std::to_string(outputs) +
-                 " columns is more than a GPU takes at once. Use smaller micro-batches.");
-  }
-  Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(blocks));
-  shape.block = kTileThreads;
-  launch(args, shape, rows_kernel<T, Out>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-         args.out<Out>(0), static_cast<int>(weight[0]), x[1], outputs, weight[2], kForward,
-         static_cast<unsigned>(column_tiles));
+  for_each_weight(args, [&](const CudaTensor& weight, const int32_t* offsets) {
+    // In one dimension, which may have 2^31 - 1 blocks; the others end at 65,535.
+    const int64_t column_tiles = ceil_divide(outputs, kTile);
+    const int64_t blocks = column_tiles * most_group_tiles(x[0], weight.shape[0], kTile);
+    if (blocks > std::numeric_limits<int32_t>::max()) {
+      throw_failed("A product of experts with " + std::to_string(x[0]) + " rows and " +
+                   std::to_string(outputs) +
+                   " columns is more than a GPU takes at once. Use smaller micro-batches.");
+    }
+    Launch shape;
+    shape.grid = dim3(static_cast<unsigned>(blocks));
+    shape.block = kTileThreads;
+    launch(args, shape, rows_kernel<T, Out>, args.in<T>(0), weight.as<T>(), offsets,
+           args.out<Out>(0), static_cast<int>(weight.shape[0]), x[1], outputs, weight.shape[2],
+           kForward, static_cast<unsigned>(column_tiles));
+  });
 }
 
 template <class T>
@@ -81,8 +91,8 @@ struct GroupedDataGradientCuda {
   static void run(const CudaKernelArguments& args) { multiply_rows<T, T, false>(args); }
 };
 
-bool accumulates(const CudaKernelArguments& args) {
-  return args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
+const GroupedLinearWeightGradientAttributes& weight_gradient_of(const CudaKernelArguments& args) {
+  return args.attributes->as<GroupedLinearWeightGradientAttributes>();
 }
 
 // Out is the type of the gradient.
@@ -94,8 +104,10 @@ void run_weight_gradient(const CudaKernelArguments& args) {
       dim3(static_cast<unsigned>(ceil_divide(out[2], kTile)),
            static_cast<unsigned>(ceil_divide(out[1], kTile)), static_cast<unsigned>(out[0]));
   shape.block = kTileThreads;
-  launch(args, shape, weights_kernel<T, Out>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-         args.out<Out>(0), out[1], out[2], accumulates(args));
+  const GroupedLinearWeightGradientAttributes& attributes = weight_gradient_of(args);
+  launch(args, shape, weights_kernel<T, Out>, args.in<T>(0), args.in<T>(1),
+         args.in<int32_t>(2) + attributes.first, args.out<Out>(0), out[1], out[2],
+         attributes.accumulate);
 }
 
 template <class T>
@@ -114,24 +126,30 @@ template <GroupedProduct kProduct, int kPair, class T, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
   using Cut = GroupedCut<kProduct, kPair, Out, T, T>;
   const Shape& left = args.input(0).shape;
-  const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
   GroupedSizes sizes;
-  sizes.offsets = args.in<int32_t>(2);
   sizes.panel = kPanel;
   sizes.out = args.output(0).data;
+  const auto multiply = [&](const void* right) {
+    launch_grouped_product<Cut>(args, args.in<T>(0), right, left[0], sizes, args.multiprocessors);
+  };
   if constexpr (Cut::kDepthGrouped) {
+    const GroupedLinearWeightGradientAttributes& attributes = weight_gradient_of(args);
+    sizes.offsets = args.in<int32_t>(2) + attributes.first;
     sizes.groups = static_cast<int32_t>(out[0]);
     sizes.rows = static_cast<int32_t>(out[1]);
     sizes.columns = static_cast<int32_t>(out[2]);
-    sizes.accumulate = accumulates(args);
+    sizes.accumulate = attributes.accumulate;
+    multiply(args.input(1).data);
   } else {
-    sizes.groups = static_cast<int32_t>(right[0]);
     sizes.columns = static_cast<int32_t>(out[1]);
     sizes.depth = static_cast<int32_t>(left[1]);
+    for_each_weight(args, [&](const CudaTensor& weight, const int32_t* offsets) {
+      sizes.offsets = offsets;
+      sizes.groups = static_cast<int32_t>(weight.shape[0]);
+      multiply(weight.data);
+    });
   }
-  launch_grouped_product<Cut>(args, args.in<T>(0), args.in<T>(1), left[0], sizes,
-                              args.multiprocessors);
 }
 
 template <GroupedProduct kProduct, class T, class Out>
