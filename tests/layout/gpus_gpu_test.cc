@@ -143,12 +143,12 @@ struct CollectivesProgram {
         prefix_sum(builder, counts, {}, {.group = RankGroup::world}, "loads").total;
     const ClonePlacement placement =
         place_clones(builder, loads, {.parts = ranks, .clones = 2}, "placement");
-    const CloneExpertsAttributes attributes{.group = RankGroup::world, .ranks = ranks};
+    const CloneExpertsAttributes attributes{.group = RankGroup::world, .ranks = ranks, .own = 2};
     const ValueId weight = input("weight", dtype, {2, 3, width});
     result(placement.experts);
     result(clone_experts(builder, weight, placement.experts, attributes, "copied"));
     if (dtype != accumulation_dtype(dtype)) return;
-    const ValueId gradient = input("gradient", dtype, {4, 3, width});
+    const ValueId gradient = input("gradient", dtype, {2, 3, width});
     const ValueId none;
     result(emit_collective(builder, kReturnClones, Attributes(attributes),
                            {gradient, placement.experts, none}, "returned_clones")[0]);

@@ -3,6 +3,7 @@
 // places without a copy.
 #include "ops/exchange/clone_experts/clone_experts.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <limits>
 #include <memory>
@@ -22,7 +23,7 @@ constexpr std::chrono::milliseconds kPatientWithCopies{60'000};
 constexpr int32_t kOwn = 3;           // experts of a rank
 constexpr int64_t kElements = 40000;  // of an expert: several pieces of work
 
-// Of rank `rank`, 0: weights of its experts, 1: gradients of own experts and copies.
+// Of rank `rank`, 0: weights of its experts, 1: gradients of its copies.
 double draw_element(int rank, uint32_t what, int64_t i) {
   return random_normal(11, RandomStream::test, static_cast<uint32_t>(rank) * 2 + what,
                        static_cast<uint64_t>(i));
@@ -50,7 +51,7 @@ TEST_P(CloneExperts, BringsWeightsThereAndGradientsBack) {
     Program program(table);
     Builder builder(program);
     const CloneExpertsAttributes attributes{.ranks = c.ranks};
-    const int64_t all = kOwn + c.clones();
+    const int64_t all = c.clones();
     const ValueId weight = builder.input("weight", DType::f64, {kOwn, 4, kElements / 4});
     const ValueId experts =
         builder.input("experts", DType::i32, {static_cast<int64_t>(c.experts.size())});
@@ -76,8 +77,7 @@ TEST_P(CloneExperts, BringsWeightsThereAndGradientsBack) {
     for (int64_t i = 0; i < kOwn * kElements; ++i) weights[i] = draw_element(rank, 0, i);
     auto* gradients = interpreter.view(gradient).as<double>();
     for (int64_t i = 0; i < all * kElements; ++i) {
-      const int64_t copy = i / kElements - kOwn;
-      const bool is_used = copy < 0 || c.copy_at(rank, static_cast<int32_t>(copy)) >= 0;
+      const bool is_used = c.copy_at(rank, static_cast<int32_t>(i / kElements)) >= 0;
       gradients[i] = is_used ? draw_element(rank, 1, i) : std::numeric_limits<double>::quiet_NaN();
     }
     for (int run = 0; run < 2; ++run) {
@@ -85,21 +85,22 @@ TEST_P(CloneExperts, BringsWeightsThereAndGradientsBack) {
       const auto* found = interpreter.view(copied).as<double>();
       const auto* sums = interpreter.view(returned).as<double>();
       for (int64_t i = 0; i < all * kElements; ++i) {
-        const int64_t slot = i / kElements;
-        const int32_t expert = slot < kOwn ? static_cast<int32_t>(rank * kOwn + slot)
-                                           : c.copy_at(rank, static_cast<int32_t>(slot - kOwn));
+        const int32_t expert = c.copy_at(rank, static_cast<int32_t>(i / kElements));
         const double expected =
             expert < 0 ? 0
                        : draw_element(expert / kOwn, 0, expert % kOwn * kElements + i % kElements);
         ASSERT_EQ(found[i], expected) << "element " << i;
       }
       for (int64_t i = 0; i < kOwn * kElements; ++i) {
-        double sum = draw_element(rank, 1, i);
+        double sum = 0;
+        bool has_copies = false;
         for (size_t place = 0; place < c.experts.size(); ++place) {
           if (c.experts[place] != rank * kOwn + i / kElements) continue;
           const auto holder = static_cast<int32_t>(place) / c.clones();
-          const int64_t slot = kOwn + static_cast<int64_t>(place) % c.clones();
-          sum += draw_element(holder, 1, slot * kElements + i % kElements);
+          const int64_t copy = static_cast<int64_t>(place) % c.clones();
+          const double term = draw_element(holder, 1, copy * kElements + i % kElements);
+          sum = has_copies ? sum + term : term;
+          has_copies = true;
         }
         ASSERT_EQ(sums[i], sum) << "element " << i;
       }
@@ -117,9 +118,10 @@ INSTANTIATE_TEST_SUITE_P(
                       CloneCase{"one_rank", 1, {-1, -1}}),
     [](const auto& test) { return test.param.name; });
 
-// Into a main gradient in bf16: the sum of f32 terms is added to what is there and rounded once.
+// Into main gradients in bf16, where one rank's expert has two copies and the other's none: sums of
+// f32 terms are added to what is there and rounded once, or stored.
 TEST(ReturnClones, RoundsOnceToANarrowMainGradient) {
-  constexpr int kRanks = 2;
+  constexpr int kRanks = 3;
   ThreadGroup group(kRanks, kPatientWithCopies);
   run_ranks(group, [&](int rank) {
     const auto table = std::make_shared<StateTable>();
@@ -127,9 +129,9 @@ TEST(ReturnClones, RoundsOnceToANarrowMainGradient) {
         table->add({.name = "d_w", .dtype = DType::bf16, .shape = {1, 2}, .role = Role::gradient});
     Program program(table);
     Builder builder(program);
-    const ValueId experts = builder.input("experts", DType::i32, {2});
-    const ValueId gradient = builder.input("gradient", DType::f32, {2, 2});
-    for (const bool accumulate : {false, true}) {
+    const ValueId experts = builder.input("experts", DType::i32, {kRanks});
+    const ValueId gradient = builder.input("gradient", DType::f32, {1, 2});
+    for (const bool accumulate : {false, true, true}) {
       builder.place.queue = queue_of(RankGroup::ep);
       builder.emit(kReturnClones,
                    Attributes(CloneExpertsAttributes{.ranks = kRanks, .accumulate = accumulate}),
@@ -140,21 +142,18 @@ TEST(ReturnClones, RoundsOnceToANarrowMainGradient) {
     communicators.of(RankGroup::ep) = &group.member(rank);
     ThreadPool pool(1);
     CpuInterpreter interpreter(program, plan_memory(program, 1), storage, pool, communicators);
-    auto* copies = interpreter.view(experts).as<int32_t>();
-    copies[0] = -1;
-    copies[1] = 0;  // rank 1 has a copy of rank 0's expert
-    const std::vector<float> own = {1.0F, 3.0F};
-    const std::vector<float> of_copy = {0.01F, 0.02F};
+    const std::vector<int32_t> of_places = {-1, 0, 0};  // copies of rank 0's expert
+    std::copy(of_places.begin(), of_places.end(), interpreter.view(experts).as<int32_t>());
     auto* terms = interpreter.view(gradient).as<float>();
-    for (size_t i = 0; i < 2; ++i) {
-      terms[i] = own[i];
-      terms[2 + i] = of_copy[i];
-    }
+    for (int i = 0; i < 2; ++i) terms[i] = 1.0F + 0.01F * static_cast<float>(i + rank);
+    auto* found = storage.view(target).as<bf16>();
+    std::fill_n(found, 2, bf16(7.0F));
     interpreter.run();
-    const auto* found = storage.view(target).as<bf16>();
-    for (size_t i = 0; i < 2; ++i) {
-      const float sum = rank == 0 ? own[i] + of_copy[i] : own[i];
-      EXPECT_EQ(float(found[i]), float(bf16(float(bf16(sum)) + sum)));
+    for (int i = 0; i < 2; ++i) {
+      const float sum =
+          1.0F + 0.01F * static_cast<float>(i + 1) + (1.0F + 0.01F * static_cast<float>(i + 2));
+      const bf16 twice = bf16(float(bf16(sum)) + sum);
+      EXPECT_EQ(float(found[i]), rank == 0 ? float(bf16(float(twice) + sum)) : 0.0F);
     }
   });
 }

@@ -396,12 +396,28 @@ class MoeForward {
     }
   }
 
-  // Of this rank's experts, with those of which it has copies.
-  ValueId expert_parameter(ParameterId id) {
+  // Of this rank's experts, and of those of which it has copies: invalid where there are none.
+  struct ExpertParameter {
+    ValueId own;
+    ValueId copies;
+  };
+  ExpertParameter expert_parameter(ParameterId id) {
     const ValueId own = parameter(id);
-    if (clones() == 0) return own;
-    return clone_experts(builder_, own, clones_.experts, {.ranks = part().layout().ep()},
-                         builder_.value(own).name);
+    if (clones() == 0) return {.own = own, .copies = {}};
+    return {.own = own,
+            .copies = clone_experts(builder_, own, clones_.experts, {.ranks = part().layout().ep()},
+                                    builder_.value(own).name + "_copies")};
+  }
+
+  ValueId expert_linear(ValueId rows, ParameterId id, ValueId offsets, const char* name) {
+    const ExpertParameter weight = expert_parameter(id);
+    return grouped_linear(builder_, rows, weight.own, offsets, name, weight.copies);
+  }
+  ValueId add_expert_bias(ValueId rows, ParameterId id, ValueId offsets, GroupedBiasOptions options,
+                          const char* name) {
+    const ExpertParameter bias = expert_parameter(id);
+    options.more = bias.copies;
+    return grouped_bias(builder_, rows, bias.own, offsets, options, name);
   }
 
   // Returns the sums over this rank's experts, by row of `tokens`.
@@ -410,23 +426,21 @@ class MoeForward {
     builder_.place.module = &kExpertRowsModule;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
     builder_.place.module = &kExpertFc1Module;
-    ValueId gate_up = grouped_linear(builder_, rows, expert_parameter(parameters_.w_gate_up),
-                                     routing.offsets, "gate_up");
+    ValueId gate_up = expert_linear(rows, parameters_.w_gate_up, routing.offsets, "gate_up");
     if (config_.add_bias_linear) {
-      gate_up = grouped_bias(builder_, gate_up, expert_parameter(parameters_.b_gate_up),
-                             routing.offsets, {}, "gate_up_biased");
+      gate_up =
+          add_expert_bias(gate_up, parameters_.b_gate_up, routing.offsets, {}, "gate_up_biased");
     }
     builder_.place.module = &kExpertActivationModule;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
                                          activation_in(options_, expert_), "activated");
     builder_.place.module = &kMoeModule;
-    ValueId out = grouped_linear(builder_, activated, expert_parameter(parameters_.w_down),
-                                 routing.offsets, "expert_out");
+    ValueId out = expert_linear(activated, parameters_.w_down, routing.offsets, "expert_out");
     if (config_.add_bias_linear) {
       // Inside the weighted sum: each row's bias carries the row's router weight.
-      out = grouped_bias(builder_, out, expert_parameter(parameters_.b_down), routing.offsets,
-                         {.probabilities = probabilities, .row_slot = routing.row_slot},
-                         "expert_out_biased");
+      out = add_expert_bias(out, parameters_.b_down, routing.offsets,
+                            {.probabilities = probabilities, .row_slot = routing.row_slot},
+                            "expert_out_biased");
     }
     return combine(builder_, out, routing, "moe_out");
   }

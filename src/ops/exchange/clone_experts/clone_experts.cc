@@ -18,43 +18,44 @@ CudaKernel return_clones_cuda_kernel(const OpView& op);
 
 namespace {
 
-// Of inputs 0 and 1. Returns N.
-int64_t check_clones(const InferContext& context, const std::string& kind) {
-  const Value& weight = context.input(0);
+// Of inputs 0 and 1: as many experts as these.
+void check_clones(const InferContext& context, const std::string& kind, int64_t experts_here) {
+  const Value& tensor = context.input(0);
   const Value& experts = context.input(1);
+  TROUPE_CHECK(is_float(tensor.dtype) && tensor.shape.rank() >= 2 && !tensor.rows.valid() &&
+                   tensor.shape[0] == experts_here,
+               kind + ": not of " + std::to_string(experts_here) + " experts: " + tensor.name);
   const int64_t ranks = context.attributes<CloneExpertsAttributes>().ranks;
-  TROUPE_CHECK(is_float(weight.dtype) && weight.shape.rank() >= 2 && !weight.rows.valid(),
-               kind + " needs a tensor of several experts: " + weight.name);
   TROUPE_CHECK(experts.dtype == DType::i32 && experts.shape.rank() == 1 && ranks >= 1 &&
                    experts.shape[0] >= ranks && experts.shape[0] % ranks == 0,
                kind + " needs i32 experts, as many on each rank: " + experts.name);
-  return experts.shape[0] / ranks;
 }
 
-// As many experts more.
-Shape with_experts(const Shape& shape, int64_t more) {
-  std::vector<int64_t> extents = {shape[0] + more};
+Shape with_experts(const Shape& shape, int64_t experts) {
+  std::vector<int64_t> extents = {experts};
   for (int i = 1; i < shape.rank(); ++i) extents.push_back(shape[i]);
   return Shape(extents);
 }
 
 void infer_clone_experts(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 2, "clone_experts takes a weight, experts");
-  const int64_t clones = check_clones(context, "clone_experts");
+  const auto& a = context.attributes<CloneExpertsAttributes>();
+  check_clones(context, "clone_experts", a.own);
   const Value weight = context.input(0);
-  context.output("", weight.dtype, with_experts(weight.shape, clones));
+  context.output("", weight.dtype, with_experts(weight.shape, context.input(1).shape[0] / a.ranks));
 }
 
 void infer_return_clones(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 3, "return_clones takes a gradient, experts, a target");
-  const int64_t clones = check_clones(context, "return_clones");
+  const auto& a = context.attributes<CloneExpertsAttributes>();
   const Value& gradient = context.input(0);
-  TROUPE_CHECK(gradient.dtype == accumulation_dtype(gradient.dtype) && gradient.shape[0] > clones,
-               "return_clones: no gradient of own experts and copies: " + gradient.name);
+  check_clones(context, "return_clones", context.input(1).shape[0] / a.ranks);
+  TROUPE_CHECK(gradient.dtype == accumulation_dtype(gradient.dtype),
+               "return_clones: not a gradient: " + gradient.name);
   // A gradient in f32 may be that of a bf16 weight.
   const bool narrow = context.has_input(2) && context.input(2).dtype == DType::bf16;
   declare_weight_gradient(context, 2, "", narrow ? DType::bf16 : gradient.dtype,
-                          with_experts(gradient.shape, -clones));
+                          with_experts(gradient.shape, a.own));
 }
 
 void differentiate_clone_experts(DerivativeContext& context) {
@@ -77,14 +78,17 @@ double bytes_of_expert(const Value& tensor) {
 }
 
 Cost cost_clone_experts(const OpView& op) {
-  return {.flops = 0, .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
+  return {.flops = 0, .bytes = 2 * static_cast<double>(op.output(0).bytes())};
 }
 
+// As many sums as a rank has copies. Without a main gradient that holds others, zeros besides.
 Cost cost_return_clones(const OpView& op) {
   const bool accumulate = op.attributes<CloneExpertsAttributes>().accumulate;
-  return {.flops = static_cast<double>(clones_of_rank(op) * op.input(0).shape.row_elements()),
-          .bytes = static_cast<double>(op.input(0).bytes() +
-                                       (accumulate ? 2 : 1) * op.output(0).bytes())};
+  const auto clones = static_cast<double>(clones_of_rank(op));
+  return {.flops = clones * static_cast<double>(op.input(0).shape.row_elements()),
+          .bytes = static_cast<double>(op.input(0).bytes()) +
+                   (accumulate ? 2 * clones * bytes_of_expert(op.output(0))
+                               : static_cast<double>(op.output(0).bytes()))};
 }
 
 // A rank has as many copies of others' experts as others have of its own, on average. At most all
@@ -118,14 +122,15 @@ uint64_t workspace_return_clones(const OpView& op) {
 
 std::string print_clone_experts(const Attributes& attributes) {
   const auto& a = attributes.as<CloneExpertsAttributes>();
-  return fmt::format("group={} ranks={}{}", name_of(a.group), a.ranks,
+  return fmt::format("group={} ranks={} own={}{}", name_of(a.group), a.ranks, a.own,
                      a.accumulate ? " accumulate=1" : "");
 }
 
 }  // namespace
 
 ValueId clone_experts(Builder& builder, ValueId weight, ValueId experts,
-                      const CloneExpertsAttributes& attributes, const std::string& name) {
+                      CloneExpertsAttributes attributes, const std::string& name) {
+  attributes.own = static_cast<int32_t>(builder.value(weight).shape[0]);
   return emit_collective(builder, kCloneExperts, Attributes(attributes), {weight, experts},
                          name)[0];
 }

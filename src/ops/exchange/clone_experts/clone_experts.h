@@ -3,15 +3,15 @@
 // places for copies of others' (ops/routing/clone_placement).
 //
 // Kinds
-//   clone_experts (W [L, ...], experts i32 [n N]) -> y [L + N, ...]
-//       y[i] = W[i] for i < L, the rank's own experts. y[L + i] = the weights of expert
-//       experts[r N + i] on the rank at place r, which its owner has; zeros where that is -1.
-//       Floating-point.
-//   return_clones (dy [L + N, ...], experts, target?) -> dW [L, ...]
-//       dW[i] = dy[i] + the gradients of the expert's copies, in the order of places, summed in the
-//       dtype of dy, which is an accumulation dtype. Places without a copy are not read. `target`
-//       is the weights' main gradient, which the sum is stored in or added to, rounded to once
-//       where it is bf16 (dy is f32); without it the sum is a new tensor.
+//   clone_experts (W [L, ...], experts i32 [n N]) -> y [N, ...]
+//       y[i] = the weights of expert experts[r N + i] on the rank at place r, which its owner has
+//       in its W; zeros where that is -1. Floating-point.
+//   return_clones (dy [N, ...], experts, target?) -> dW [L, ...]
+//       dW[i] = the gradients of the copies of the rank's expert i, in the order of places, summed
+//       in the dtype of dy, which is an accumulation dtype; 0 for one without copies. Places
+//       without a copy are not read. `target` is the weights' main gradient, which the sums are
+//       stored in or added to, rounded to once where it is bf16 (dy is f32): the gradient of an
+//       expert without copies is left alone then. Without it they are a new tensor.
 // Both are collectives. No rank has a copy of its own expert, and `experts` is the same on all.
 #pragma once
 
@@ -25,12 +25,13 @@ namespace troupe {
 struct CloneExpertsAttributes {
   RankGroup group = RankGroup::ep;
   int32_t ranks = 1;        // n
+  int32_t own = 1;          // L
   bool accumulate = false;  // of return_clones, with a target: adds to it
 };
 
-// Emits on the group's queue.
+// Emits on the group's queue. `own` is taken from the weight.
 ValueId clone_experts(Builder& builder, ValueId weight, ValueId experts,
-                      const CloneExpertsAttributes& attributes, const std::string& name);
+                      CloneExpertsAttributes attributes, const std::string& name);
 
 extern const OpSpec kCloneExperts;
 extern const OpSpec kReturnClones;

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 
 #include "ops/exchange/clone_experts/clone_experts.h"
@@ -11,8 +10,8 @@ constexpr int64_t kGrainOfClones = 1 << 14;  // elements
 // Which places have copies of which rank's experts. Messages from one rank to another go in the
 // order of places where weights are sent, and of experts, then places, where gradients come back.
 struct Clones {
-  Clones(const KernelArguments& args, int64_t own_experts)
-      : own(own_experts),
+  explicit Clones(const KernelArguments& args)
+      : own(args.attributes->as<CloneExpertsAttributes>().own),
         of_rank(args.input(1).shape[0] / args.communicator->size()),
         places(args.input(1).shape[0]),
         here(args.communicator->rank()),
@@ -38,16 +37,6 @@ TensorView expert_at(const TensorView& tensor, int64_t expert) {
           .shape = {elements}};
 }
 
-void copy_bytes(ThreadPool& pool, const TensorView& from, const TensorView& to) {
-  const auto* source = static_cast<const std::byte*>(from.data);
-  auto* target = static_cast<std::byte*>(to.data);
-  pool.parallel_ranges(from.shape.elements() * static_cast<int64_t>(size_of(from.dtype)),
-                       8 * kGrainOfClones, [=](int64_t begin, int64_t end, int) {
-                         std::memcpy(target + begin, source + begin,
-                                     static_cast<size_t>(end - begin));
-                       });
-}
-
 template <class Function>
 void for_elements(const KernelArguments& args, int64_t elements, const Function& function) {
   args.pool->parallel_ranges(elements, kGrainOfClones, [&](int64_t begin, int64_t end, int) {
@@ -58,58 +47,57 @@ void for_elements(const KernelArguments& args, int64_t elements, const Function&
 // T and Out are the types of the terms and of the weights' gradient.
 template <class T, class Out>
 void run_return_clones(const KernelArguments& args) {
-  const bool accumulate = args.attributes->as<CloneExpertsAttributes>().accumulate;
+  const auto& attributes = args.attributes->as<CloneExpertsAttributes>();
   const TensorView& gradients = args.input(0);
   const int64_t elements = gradients.shape.row_elements();
-  const Clones clones(args, args.output(0).shape[0]);
+  const Clones clones(args);
   Communicator& communicator = *args.communicator;
   const CollectiveCall call{.op = args.op, .index = args.op_index};
 
-  const int64_t all_experts = clones.own * communicator.size();
-  const int64_t first_place = clones.here * clones.of_rank;
-  for (int32_t expert = 0; expert < all_experts; ++expert) {
-    for (int64_t i = 0; i < clones.of_rank; ++i) {
-      if (clones.experts[first_place + i] != expert) continue;
-      communicator.send(call, expert_at(gradients, clones.own + i), clones.owner(first_place + i));
+  // Calls send(copy, its expert's owner) in the order in which owners receive.
+  const auto for_each_copy = [&](const auto& send) {
+    for (int32_t expert = 0; expert < clones.own * communicator.size(); ++expert) {
+      for (int64_t i = 0; i < clones.of_rank; ++i) {
+        const int64_t place = clones.here * clones.of_rank + i;
+        if (clones.experts[place] == expert) send(i, clones.owner(place));
+      }
     }
-  }
+  };
+  for_each_copy(
+      [&](int64_t i, int owner) { communicator.send(call, expert_at(gradients, i), owner); });
 
   TensorView sum = expert_at(gradients, 0);
   sum.data = args.workspace;
   TensorView came = sum;
   came.data = sum.as<T>() + elements;
+  T* const total = sum.as<T>();
+  const T* const more = came.as<T>();
   for (int64_t i = 0; i < clones.own; ++i) {
     const int64_t expert = clones.here * clones.own + i;
-    const T* total = expert_at(gradients, i).as<T>();
+    bool has_copies = false;
     for (int64_t place = 0; place < clones.places; ++place) {
       if (clones.experts[place] != expert) continue;
-      communicator.receive(call, came, clones.holder(place));
-      const T* so_far = total;
-      T* const to = sum.as<T>();
-      const T* more = came.as<T>();
-      for_elements(args, elements, [=](int64_t at) { to[at] = so_far[at] + more[at]; });
-      total = to;
+      communicator.receive(call, has_copies ? came : sum, clones.holder(place));
+      if (has_copies) for_elements(args, elements, [=](int64_t at) { total[at] += more[at]; });
+      has_copies = true;
     }
+    if (!has_copies && attributes.accumulate) continue;
     Out* const result = expert_at(args.output(0), i).as<Out>();
     for_elements(args, elements, [=](int64_t at) {
-      result[at] = Out(accumulate ? T(result[at]) + total[at] : total[at]);
+      const T own = has_copies ? total[at] : T(0);
+      result[at] = Out(attributes.accumulate ? T(result[at]) + own : own);
     });
   }
 
-  for (int32_t expert = 0; expert < all_experts; ++expert) {
-    for (int64_t i = 0; i < clones.of_rank; ++i) {
-      if (clones.experts[first_place + i] != expert) continue;
-      communicator.finish_send(call, clones.owner(first_place + i));
-    }
-  }
+  for_each_copy([&](int64_t, int owner) { communicator.finish_send(call, owner); });
 }
 
 }  // namespace
 
 void clone_experts_cpu(const KernelArguments& args) {
   const TensorView& weight = args.input(0);
-  const TensorView& all = args.output(0);
-  const Clones clones(args, weight.shape[0]);
+  const TensorView& copies = args.output(0);
+  const Clones clones(args);
   Communicator& communicator = *args.communicator;
   const CollectiveCall call{.op = args.op, .index = args.op_index};
   const auto is_sent = [&](int64_t place) {
@@ -121,12 +109,9 @@ void clone_experts_cpu(const KernelArguments& args) {
     const int64_t expert = clones.experts[place] - clones.here * clones.own;
     communicator.send(call, expert_at(weight, expert), clones.holder(place));
   }
-  for (int64_t i = 0; i < clones.own; ++i) {
-    copy_bytes(*args.pool, expert_at(weight, i), expert_at(all, i));
-  }
   for (int64_t i = 0; i < clones.of_rank; ++i) {
     const int64_t place = clones.here * clones.of_rank + i;
-    const TensorView to = expert_at(all, clones.own + i);
+    const TensorView to = expert_at(copies, i);
     if (clones.is_used(place)) {
       communicator.receive(call, to, clones.owner(place));
     } else {

@@ -44,17 +44,12 @@ __device__ __forceinline__ void copy_expert(const Unit* from, Unit* to, int64_t 
   for (; i < units; i += threads) to[i] = from[i];
 }
 
-// blockIdx.y: a slot of this rank. `weights`: of each rank; its section in a staged group.
+// blockIdx.y: a place of this rank. `weights`: of each rank; its section in a staged group.
 template <class Unit>
-__global__ void bring_experts_kernel(CloneMap map, OfRanks<const Unit> weights, Unit* all,
+__global__ void bring_experts_kernel(CloneMap map, OfRanks<const Unit> weights, Unit* copies,
                                      int64_t units) {
-  const auto slot = static_cast<int32_t>(blockIdx.y);
-  Unit* const to = all + slot * units;
-  if (slot < map.own) {
-    copy_expert(weights.data[static_cast<size_t>(map.rank)] + slot * units, to, units);
-    return;
-  }
-  const int32_t clone = slot - map.own;
+  const auto clone = static_cast<int32_t>(blockIdx.y);
+  Unit* const to = copies + clone * units;
   const int32_t expert = map.experts[map.rank * map.clones + clone];
   if (expert < 0) {
     const int64_t threads = int64_t{gridDim.x} * blockDim.x;
@@ -91,8 +86,8 @@ __global__ void pack_gradients_kernel(CloneMap map, const Unit* copies, Unit* se
 // blockIdx.y: an expert of this rank. `copies`: of each rank, the gradients of its copies; its
 // section in a staged group. No rank has two copies of one expert, so their order is that of ranks.
 template <class T, class Out, int kStep>
-__global__ void sum_copies_kernel(CloneMap map, const T* gradients, OfRanks<const T> copies,
-                                  Out* sums, int64_t elements, bool accumulate) {
+__global__ void sum_copies_kernel(CloneMap map, OfRanks<const T> copies, Out* sums,
+                                  int64_t elements, bool accumulate) {
   __shared__ const T* found[kMostPeers];
   __shared__ const T* terms[kMostPeers];
   __shared__ int shared_count;
@@ -116,15 +111,17 @@ __global__ void sum_copies_kernel(CloneMap map, const T* gradients, OfRanks<cons
   }
   __syncthreads();
   const int count = shared_count;
-  const T* const own = gradients + slot * elements;
+  if (count == 0 && accumulate) return;
   Out* const to = sums + slot * elements;
   const int64_t step = int64_t{gridDim.x} * blockDim.x * kStep;
   for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + thread) * kStep; i < elements; i += step) {
-    Pack<T> total = load_step<T, kStep>(own + i);
+    Pack<T> total{};
     for (int k = 0; k < count; ++k) {
       const Pack<T> more = load_step<T, kStep>(terms[k] + i);
 #pragma unroll
-      for (int j = 0; j < kStep; ++j) total.values[j] += more.values[j];
+      for (int j = 0; j < kStep; ++j) {
+        total.values[j] = k == 0 ? more.values[j] : total.values[j] + more.values[j];
+      }
     }
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
@@ -134,12 +131,12 @@ __global__ void sum_copies_kernel(CloneMap map, const T* gradients, OfRanks<cons
   }
 }
 
-CloneMap map_of(const CudaKernelArguments& args, int64_t own_experts) {
+CloneMap map_of(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   return {.experts = args.in<int32_t>(1),
           .rank = peers.rank(),
           .ranks = peers.size(),
-          .own = static_cast<int32_t>(own_experts),
+          .own = args.attributes->as<CloneExpertsAttributes>().own,
           .clones = static_cast<int32_t>(args.input(1).shape[0] / peers.size()),
           .staged = peers.is_staged()};
 }
@@ -175,7 +172,7 @@ std::byte* received_sections(const CudaKernelArguments& args, int64_t section_by
 template <class Unit>
 void clone_in_units(const CudaKernelArguments& args, int64_t bytes) {
   const CudaPeers& peers = *args.peers;
-  const CloneMap map = map_of(args, args.input(0).shape[0]);
+  const CloneMap map = map_of(args);
   const int64_t units = bytes / static_cast<int64_t>(sizeof(Unit));
   const auto* weight = static_cast<const Unit*>(args.input(0).data);
   const int64_t section = map.clones * bytes;
@@ -192,8 +189,8 @@ void clone_in_units(const CudaKernelArguments& args, int64_t bytes) {
            reinterpret_cast<Unit*>(args.staging), units);
     exchange_sections(args, args.staging, received_sections(args, section), section);
   }
-  launch(args, launch_of(args, units, map.own + map.clones), bring_experts_kernel<Unit>, map,
-         weights, static_cast<Unit*>(args.output(0).data), units);
+  launch(args, launch_of(args, units, map.clones), bring_experts_kernel<Unit>, map, weights,
+         static_cast<Unit*>(args.output(0).data), units);
   peers.barrier(args);
 }
 
@@ -205,12 +202,11 @@ void clone(const CudaKernelArguments& args) {
 void stage_gradients(const CudaKernelArguments& args, const CloneMap& map) {
   const int64_t bytes = expert_bytes(args.input(0));
   const int64_t section = map.clones * bytes;
-  const std::byte* const copies =
-      static_cast<const std::byte*>(args.input(0).data) + map.own * bytes;
+  const void* const copies = args.input(0).data;
   in_units(bytes, [&]<class Unit>(Unit) {
     const int64_t units = bytes / static_cast<int64_t>(sizeof(Unit));
     launch(args, launch_of(args, units, map.clones), pack_gradients_kernel<Unit>, map,
-           reinterpret_cast<const Unit*>(copies), reinterpret_cast<Unit*>(args.staging), units);
+           static_cast<const Unit*>(copies), reinterpret_cast<Unit*>(args.staging), units);
   });
   exchange_sections(args, args.staging, received_sections(args, section), section);
 }
@@ -219,7 +215,7 @@ void stage_gradients(const CudaKernelArguments& args, const CloneMap& map) {
 template <class T, class Out>
 void return_clones(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
-  const CloneMap map = map_of(args, args.output(0).shape[0]);
+  const CloneMap map = map_of(args);
   const int64_t elements = args.input(0).shape.row_elements();
   const int64_t section = map.clones * expert_bytes(args.input(0));
   OfRanks<const T> copies;
@@ -227,14 +223,14 @@ void return_clones(const CudaKernelArguments& args) {
     copies.data[static_cast<size_t>(r)] =
         map.staged && r != map.rank
             ? reinterpret_cast<const T*>(received_sections(args, section) + r * section)
-            : peers.in<T>(r, 0) + map.own * elements;
+            : peers.in<T>(r, 0);
   }
   peers.barrier(args);
   if (map.staged) stage_gradients(args, map);
   const bool accumulate = args.attributes->as<CloneExpertsAttributes>().accumulate;
   const auto sum = [&](auto* kernel, int64_t step) {
-    launch(args, launch_of(args, ceil_divide(elements, step), map.own), kernel, map, args.in<T>(0),
-           copies, static_cast<Out*>(args.output(0).data), elements, accumulate);
+    launch(args, launch_of(args, ceil_divide(elements, step), map.own), kernel, map, copies,
+           static_cast<Out*>(args.output(0).data), elements, accumulate);
   };
   if (is_made_of_packs<T>(elements)) {
     sum(sum_copies_kernel<T, Out, Pack<T>::kElements>, Pack<T>::kElements);
