@@ -105,6 +105,24 @@ inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>&
       });
 }
 
+// The last `more` experts have their weights in a second tensor.
+inline OpSample grouped_copies_sample(int64_t n, int64_t k, const std::vector<int32_t>& offsets,
+                                      int64_t bound, int32_t more) {
+  return {
+      "grouped copies " + std::to_string(bound) + "x" + std::to_string(n) + "x" + std::to_string(k),
+      [=](SampleBuilder& sample) {
+        const auto experts = static_cast<int32_t>(offsets.size()) - 1;
+        const ValueId rows = sample.integers("offsets", {experts + 1}, offsets);
+        SampleBuilder::Options options;
+        options.rows = rows;
+        options.rows_element = experts;
+        const ValueId x = sample.tensor("x", {bound, k}, options);
+        const ValueId w = sample.tensor("w", {experts - more, n, k}, {.deviation = 0.1});
+        const ValueId copies = sample.tensor("copies", {more, n, k}, {.deviation = 0.1});
+        sample.result(grouped_linear(sample.builder(), x, w, rows, "y", copies));
+      }};
+}
+
 // Codes by scales that are given, in rows and transposed, and the largest elements found beside.
 inline OpSample measured_sample(int64_t rows, int64_t columns, const std::vector<int32_t>& offsets,
                                 DType format) {
@@ -618,6 +636,9 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_sample(264, 136, {0, 1153, 2040}, 2200));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 1705, 1705, 4700}, 5000));
   add(kGroupedLinear, grouped_twice_sample(1032, {0, 40, 40, 121}, 150));
+  add(kGroupedLinear, grouped_copies_sample(264, 136, {0, 1153, 2040, 2100, 2640}, 2700, 2));
+  add(kGroupedLinear, grouped_copies_sample(328, 264, {0, 190, 190, 205, 205, 460}, 500, 1));
+  add(kGroupedLinear, grouped_copies_sample(130, 75, {0, 10, 130, 131, 400, 655}, 700, 3));
 
   // Room for 65,537 tiles of 64 rows, two more than a grid has blocks in its second dimension.
   add(kGroupedLinear, grouped_sample(2, 1, {0, 3, 130}, 65537 * 64));
