@@ -140,7 +140,7 @@ double rows_of_expert(const OpView& op) {
       rows = static_cast<double>(value.shape[0] * kTransposedRows);
       return;
     }
-    if (value.shape.rank() == 3) experts = static_cast<double>(value.shape[0]);
+    if (value.dtype == DType::i32) experts = static_cast<double>(value.shape[0] - 1);  // offsets
     if (value.shape.rank() == 2) rows = std::max(rows, static_cast<double>(value.shape[0]));
   });
   return rows / experts;

@@ -80,6 +80,9 @@ PLANS = [
      "--offload-modules attn_norm qkv_linear"),
     ("4xh100", "--model olmoe-1b-7b --num-layers 4 --optimizer muon "
      "--expert-model-parallel-size 4 --expert-load dirichlet:2 --seq-length 1024"),
+    ("8xh100", "--model olmoe-1b-7b --num-layers 4 --expert-model-parallel-size 8 "
+     "--moe-token-dispatcher-type alltoall --moe-expert-rank-capacity-factor 1.25 "
+     "--moe-expert-clones 2 --seq-length 2048"),
 ]
 
 
