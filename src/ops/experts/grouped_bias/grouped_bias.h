@@ -17,10 +17,10 @@
 //                 be stored over x
 //   grouped_bias_weight_gradient (dy, offsets, probabilities, row_slot, target optional)
 //                 -> db [F, N] (+)= sum over the expert's rows of p[r] dy[r], of F experts from
-//                 `first` on, in the accumulation
-//                 dtype; or writes to or adds into `target`, whose dtype is that or the bias's:
-//                 declare_weight_gradient in program/derivative.h. The gradient of an expert
-//                 without rows is exactly zero, or the target is left alone when accumulating
+//                 `first` on, in the accumulation dtype; or writes to or adds into `target`, whose
+//                 dtype is that or the bias's: declare_weight_gradient in program/derivative.h. The
+//                 gradient of an expert without rows is exactly zero, or the target is left alone
+//                 when accumulating
 //   grouped_bias_probability_gradient (dy, b, offsets, probabilities, row_slot, c optional)
 //                 -> d_probabilities [T, k], sum over n of b[e, n] dy[r, n] for the row of a slot,
 //                 0 for slots without a row
