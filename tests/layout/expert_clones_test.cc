@@ -24,7 +24,7 @@ constexpr double kRoomsOfClones[] = {0, 1.05, 1.5};
 
 std::vector<LayoutCase> layouts_with_clones() {
   std::vector<LayoutCase> all;
-  for (LayoutCase& c : random_layouts(50)) {
+  for (LayoutCase& c : random_layouts(36)) {
     if (c.model.num_experts == 0 || Layout(run_layout_of(c)->layout.options()).ep() == 1) continue;
     c.expert_clones = 1 + static_cast<int32_t>(all.size() % 3);
     c.expert_room = kRoomsOfClones[all.size() / 3 % std::size(kRoomsOfClones)];
