@@ -43,7 +43,10 @@ Flags full_recompute() {
 Flags selective_recompute(const ModelConfig& config) {
   Flags flags = {{"recompute-granularity", "selective"}, {"recompute-modules", "layernorm"}};
   const auto add = [&](const char* module) { flags.emplace_back("recompute-modules", module); };
-  if (config.num_experts > 0) add("moe_act");
+  if (config.num_experts > 0) {
+    add("moe_act");
+    add("moe_permute");
+  }
   if (config.multi_latent_attention) add("mla_up_proj");
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     if (config.is_moe_layer(layer)) continue;

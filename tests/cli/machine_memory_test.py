@@ -41,6 +41,8 @@ What makes the 20.51 MiB of rank 0 smaller, one by one (docs/memory.md):
      18.09 MiB  --moe-expert-rank-capacity-factor 1.5
      18.64 MiB  --moe-paged-stash
      18.96 MiB  --use-distributed-optimizer
+     19.45 MiB  --recompute-granularity selective --recompute-modules layernorm
+                moe_act moe_permute
      11.14 MiB  --ranks 8 --use-megatron-fsdp (on as many machines of this size)
 """}
 

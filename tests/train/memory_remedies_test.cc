@@ -100,9 +100,9 @@ TEST(MemoryRemedies, ModulesToComputeAgain) {
     }
     return std::string();
   };
-  EXPECT_EQ(modules({"quickstart"}), "layernorm moe_act");
+  EXPECT_EQ(modules({"quickstart"}), "layernorm moe_act moe_permute");
   EXPECT_EQ(modules({"deepseek-v3", "--num-layers", "4", "--num-experts", "16"}),
-            "layernorm moe_act mla_up_proj mlp");
+            "layernorm moe_act moe_permute mla_up_proj mlp");
   EXPECT_EQ(modules({"quickstart", "--recompute-granularity", "selective"}), "");
 }
 
@@ -127,10 +127,10 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "    213.20 MiB  --micro-batch-size 3\n"
             "    239.36 MiB  --use-megatron-fsdp\n"
             "    260.22 MiB  --moe-paged-stash\n"
+            "    262.13 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act moe_permute\n"
             "    267.79 MiB  --moe-expert-rank-capacity-factor 1.5\n"
             "    269.90 MiB  --use-distributed-optimizer\n"
-            "    271.13 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
-            "                moe_act\n"
             "    302.68 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16\n"
             "    210.43 MiB  --ranks 8 --use-megatron-fsdp (on as many machines of this size)\n");
@@ -147,8 +147,8 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "     94.00 MiB  --recompute-granularity full --recompute-method uniform\n"
             "                --recompute-num-layers 1\n"
             "     96.44 MiB  --micro-batch-size 1\n"
-            "    102.53 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
-            "                moe_act\n"
+            "    101.03 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act moe_permute\n"
             "    105.13 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16\n");
   EXPECT_EQ(remedies({}, 1000, 1),
@@ -161,8 +161,8 @@ TEST(MemoryRemedies, AreSaidWhole) {
             "     95.46 MiB  --use-distributed-optimizer (-9 % time)\n"
             "    142.47 MiB  --use-precision-aware-optimizer --exp-avg-dtype bf16\n"
             "                --exp-avg-sq-dtype bf16 (-2 % time)\n"
-            "    169.89 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
-            "                moe_act (+4 % time)\n"
+            "    169.14 MiB  --recompute-granularity selective --recompute-modules layernorm\n"
+            "                moe_act moe_permute (+5 % time)\n"
             "    165.58 MiB  --recompute-granularity full --recompute-method uniform\n"
             "                --recompute-num-layers 1 (+16 % time)\n"
             "     61.25 MiB  --use-megatron-fsdp (+74 % time)\n"
