@@ -92,23 +92,11 @@ __global__ void mark_kernel(int32_t* place, int32_t value) {
   __threadfence_system();
 }
 
-// Units of one type from one place to another; several are under way at once, because memory of
-// another GPU is far away.
+// `bytes` in units of one type.
 template <class Unit>
-__device__ __forceinline__ void copy_units(const std::byte* from, std::byte* to, int64_t units) {
-  constexpr int kFlight = 4;
-  const auto* source = reinterpret_cast<const Unit*>(from);
-  auto* target = reinterpret_cast<Unit*>(to);
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (; i + (kFlight - 1) * threads < units; i += kFlight * threads) {
-    Unit values[kFlight];
-#pragma unroll
-    for (int j = 0; j < kFlight; ++j) values[j] = source[i + j * threads];
-#pragma unroll
-    for (int j = 0; j < kFlight; ++j) target[i + j * threads] = values[j];
-  }
-  for (; i < units; i += threads) target[i] = source[i];
+__device__ __forceinline__ void copy_as(const std::byte* from, std::byte* to, int64_t bytes) {
+  copy_units(reinterpret_cast<const Unit*>(from), reinterpret_cast<Unit*>(to),
+             bytes / static_cast<int64_t>(sizeof(Unit)));
 }
 
 __global__ void copy_kernel(PeerCopies::Parameters copies) {
@@ -119,13 +107,13 @@ __global__ void copy_kernel(PeerCopies::Parameters copies) {
   const auto bits = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
                     static_cast<uintptr_t>(bytes);
   if (bits % 16 == 0) {
-    copy_units<uint4>(from, to, bytes / 16);
+    copy_as<uint4>(from, to, bytes);
   } else if (bits % 4 == 0) {
-    copy_units<uint32_t>(from, to, bytes / 4);
+    copy_as<uint32_t>(from, to, bytes);
   } else if (bits % 2 == 0) {
-    copy_units<uint16_t>(from, to, bytes / 2);
+    copy_as<uint16_t>(from, to, bytes);
   } else {
-    copy_units<uint8_t>(from, to, bytes);
+    copy_as<uint8_t>(from, to, bytes);
   }
 }
 

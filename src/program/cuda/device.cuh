@@ -236,6 +236,23 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(address) = pack;
 }
 
+// Copies units of one type, by all threads of a grid along x; each has several under way at once,
+// because memory of another GPU is far away.
+template <class Unit>
+__device__ __forceinline__ void copy_units(const Unit* from, Unit* to, int64_t units) {
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  constexpr int kFlight = 4;
+  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + (kFlight - 1) * threads < units; i += kFlight * threads) {
+    Unit values[kFlight];
+#pragma unroll
+    for (int j = 0; j < kFlight; ++j) values[j] = from[i + j * threads];
+#pragma unroll
+    for (int j = 0; j < kFlight; ++j) to[i + j * threads] = values[j];
+  }
+  for (; i < units; i += threads) to[i] = from[i];
+}
+
 // Rows are read and written kStep elements at a time: a pack where every row is made of packs
 // (is_made_of_packs), or one.
 template <class T>

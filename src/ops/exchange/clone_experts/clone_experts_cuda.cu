@@ -28,22 +28,6 @@ struct OfRanks {
   std::array<T*, kMostPeers> data{};
 };
 
-// A unit for each thread at a time, several on their way at once: memory of another GPU is far.
-template <class Unit>
-__device__ __forceinline__ void copy_expert(const Unit* from, Unit* to, int64_t units) {
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  constexpr int kFlight = 4;
-  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (; i + (kFlight - 1) * threads < units; i += kFlight * threads) {
-    Unit values[kFlight];
-#pragma unroll
-    for (int j = 0; j < kFlight; ++j) values[j] = from[i + j * threads];
-#pragma unroll
-    for (int j = 0; j < kFlight; ++j) to[i + j * threads] = values[j];
-  }
-  for (; i < units; i += threads) to[i] = from[i];
-}
-
 // blockIdx.y: a place of this rank. `weights`: of each rank; its section in a staged group.
 template <class Unit>
 __global__ void bring_experts_kernel(CloneMap map, OfRanks<const Unit> weights, Unit* copies,
@@ -59,7 +43,7 @@ __global__ void bring_experts_kernel(CloneMap map, OfRanks<const Unit> weights, 
     return;
   }
   const int32_t at = map.staged ? clone : expert % map.own;
-  copy_expert(weights.data[static_cast<size_t>(expert / map.own)] + at * units, to, units);
+  copy_units(weights.data[static_cast<size_t>(expert / map.own)] + at * units, to, units);
 }
 
 // blockIdx.y: a place. Its copy of an expert of this rank to the section of the rank that has it.
@@ -69,7 +53,7 @@ __global__ void pack_weights_kernel(CloneMap map, const Unit* weight, Unit* sect
   const auto place = static_cast<int32_t>(blockIdx.y);
   const int32_t expert = map.experts[place];
   if (expert < 0 || expert / map.own != map.rank) return;
-  copy_expert(weight + expert % map.own * units, sections + place * units, units);
+  copy_units(weight + expert % map.own * units, sections + place * units, units);
 }
 
 // blockIdx.y: a place of this rank. The copy's gradient to the section of the expert's own rank.
@@ -79,8 +63,8 @@ __global__ void pack_gradients_kernel(CloneMap map, const Unit* copies, Unit* se
   const auto clone = static_cast<int32_t>(blockIdx.y);
   const int32_t expert = map.experts[map.rank * map.clones + clone];
   if (expert < 0) return;
-  copy_expert(copies + clone * units, sections + (expert / map.own * map.clones + clone) * units,
-              units);
+  copy_units(copies + clone * units, sections + (expert / map.own * map.clones + clone) * units,
+             units);
 }
 
 // blockIdx.y: an expert of this rank. `copies`: of each rank, the gradients of its copies; its
