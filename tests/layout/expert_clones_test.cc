@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "model/blocks/moe.h"
 #include "passes/memory_plan.h"
+#include "support/expert_cases.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 #include "support/random_layouts.h"
@@ -45,16 +45,8 @@ INSTANTIATE_TEST_SUITE_P(RandomLayouts, ExpertClones, ::testing::ValuesIn(layout
 // Experts with biases, of which all tokens of the first `crowded` layers choose two of one rank:
 // four times the mean.
 LayoutCase crowded_ranks(TokenDispatcher dispatcher, int32_t crowded) {
-  LayoutCase c;
-  c.model = moe_model(3);
+  LayoutCase c = experts_of_four(moe_model(3), dispatcher);
   c.model.add_bias_linear = true;
-  c.model.num_experts = 8;
-  c.layout.world_size = 4;
-  c.layout.expert_parallel = 4;
-  c.layout.expert_tensor_parallel = 1;
-  c.dispatcher = dispatcher;
-  if (dispatcher == TokenDispatcher::hierarchical) c.layout.dispatch_node_ranks = 2;
-  c.micro_batches = 2;
   c.expert_clones = 1;
   for (int32_t layer = 0; layer < crowded; ++layer) c.crowded_layers.push_back(layer);
   return c;
@@ -88,18 +80,9 @@ TEST(ExpertClonesOfFour, GoWithRecomputeOffloadOverlapAndStash) {
     LayoutCase c = crowded_ranks(dispatcher, 2);
     const Outcome kept = run_layout(c);
     expect_same_bits(kept, run_layout(c, {.interleaving = 5}));
-    c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
-    expect_same_bits(kept, run_layout(c));
-    c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                   .modules = {&kMoeModule, &kExpertActivationModule}};
-    expect_same_bits(kept, run_layout(c));
-    c.recompute = {};
-    c.offload = {.modules = {&kExpertFc1Module, &kExpertActivationModule}, .fraction = 1};
-    expect_same_bits(kept, run_layout(c));
-    c.offload = {};
+    expect_same_with_recompute_offload_and_overlap(kept, c);
     c.overlap = {.delay_weight_gradients = true};
     c.merged = true;
-    expect_same_bits(kept, run_layout(c));
     c.stash = {.factor = 8, .page_bytes = 256};
     expect_same_bits(kept, run_layout(c));
     c.stash = {};

@@ -8,6 +8,7 @@
 
 #include "model/blocks/moe.h"
 #include "passes/memory_plan.h"
+#include "support/expert_cases.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 #include "support/random_layouts.h"
@@ -43,15 +44,7 @@ INSTANTIATE_TEST_SUITE_P(RandomLayouts, ExpertRoom, ::testing::ValuesIn(layouts_
                          [](const auto& test) { return test.param.name; });
 
 LayoutCase four_ranks(TokenDispatcher dispatcher, double room) {
-  LayoutCase c;
-  c.model = auxiliary_loss_models(moe_model(3))[2].config;
-  c.model.num_experts = 8;
-  c.layout.world_size = 4;
-  c.layout.expert_parallel = 4;
-  c.layout.expert_tensor_parallel = 1;
-  c.dispatcher = dispatcher;
-  if (dispatcher == TokenDispatcher::hierarchical) c.layout.dispatch_node_ranks = 2;
-  c.micro_batches = 2;
+  LayoutCase c = experts_of_four(auxiliary_loss_models(moe_model(3))[2].config, dispatcher);
   c.expert_room = room;
   return c;
 }
@@ -84,18 +77,7 @@ TEST(ExpertRoomOfFour, GoesWithRecomputeOffloadAndOverlap) {
     c.fallbacks = &fallbacks;
     const Outcome kept = run_layout(c);
     EXPECT_EQ(fallbacks, 3);
-    c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
-    expect_same_bits(kept, run_layout(c));
-    c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                   .modules = {&kMoeModule, &kExpertActivationModule}};
-    expect_same_bits(kept, run_layout(c));
-    c.recompute = {};
-    c.offload = {.modules = {&kExpertFc1Module, &kExpertActivationModule}, .fraction = 1};
-    expect_same_bits(kept, run_layout(c));
-    c.offload = {};
-    c.overlap = {.delay_weight_gradients = true};
-    c.merged = true;
-    expect_same_bits(kept, run_layout(c));
+    expect_same_with_recompute_offload_and_overlap(kept, c);
   }
 }
 
