@@ -60,6 +60,10 @@ struct AttentionSizes {
   __device__ int64_t position(int number) const {
     return (number == 0 ? rank : 2 * ranks - 1 - rank) * chunk;
   }
+  // Of queries from row `row` of sequence b on, the first of which has position `position`.
+  __device__ AttentionMask mask(int64_t b, int64_t row, int64_t position) const {
+    return {window, starts == nullptr ? nullptr : starts + b * rows + row, position};
+  }
   // Is a probability kept? `head` is that of this call in sequence b.
   __device__ bool keeps(uint64_t seed, int64_t b, int head, int64_t query, int64_t key) const {
     const int64_t number = b * all_heads + first_head + head;
@@ -77,8 +81,7 @@ struct QueryTile {
 
   // Of these queries, in sequence b.
   __device__ AttentionMask mask(const AttentionSizes& sizes, int64_t b) const {
-    return {sizes.window, sizes.starts == nullptr ? nullptr : sizes.starts + b * sizes.rows + row,
-            position};
+    return sizes.mask(b, row, position);
   }
   __device__ AttentionBlock block() const { return {position, count}; }
 

@@ -75,8 +75,9 @@ struct AttentionCut {
   static constexpr int kNumberBytes = kRows * 4;
   static constexpr int kOwnAt = kFixedBytes + kStages * kStageBytes;
   static constexpr int kNumbersAt = kOwnAt + kOwnBytes;
-  static constexpr int kBarriersAt = kNumbersAt + kStages * 2 * kNumberBytes;
-  static constexpr int kBarriers = 1 + 2 * kStages + 2 * kMathGroups;
+  static constexpr int kPlacesAt = kNumbersAt + kStages * 2 * kNumberBytes;
+  static constexpr int kBarriersAt = kPlacesAt + kStages * 32 + kMathGroups * 8;
+  static constexpr int kBarriers = 1 + 2 * kStages + 4 * kMathGroups;
   static constexpr int kSharedBytes = kBarriersAt + 8 * kBarriers + 1024;  // to align it
   static_assert(kSharedBytes <= 232448);
 };
@@ -98,12 +99,19 @@ struct AttentionShared {
   __device__ uint32_t numbers(int stage, int i) const {
     return base + Cut::kNumbersAt + (2 * stage + i) * Cut::kNumberBytes;
   }
+  // Eight numbers that say what a stage's rows are, and two about what a warpgroup hands on.
+  __device__ uint32_t place(int stage) const { return base + Cut::kPlacesAt + stage * 32; }
+  __device__ uint32_t handed(int group) const { return place(Cut::kStages) + group * 8; }
   __device__ uint32_t loaded() const { return base + Cut::kBarriersAt; }
   __device__ uint32_t full(int stage) const { return loaded() + 8 * (1 + stage); }
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
   // Of what a warpgroup hands on.
   __device__ uint32_t written(int group) const { return full(2 * Cut::kStages + group); }
   __device__ uint32_t taken(int group) const { return written(kMathGroups + group); }
+  // Of what a warpgroup leaves to the other, in two places in turns.
+  __device__ uint32_t left(int group, int turn) const {
+    return written((2 + turn) * kMathGroups + group);
+  }
 };
 
 // By all threads of the block.
@@ -120,6 +128,7 @@ __device__ AttentionShared<Cut> open_shared() {
     for (int i = 0; i < kMathGroups; ++i) {
       sm90::barrier_init(shared.written(i), 4);
       sm90::barrier_init(shared.taken(i), 1);
+      for (int turn = 0; turn < 2; ++turn) sm90::barrier_init(shared.left(i, turn), 4);
     }
     sm90::fence_barriers();
   }
@@ -133,14 +142,15 @@ class Ring {
  public:
   __device__ explicit Ring(const AttentionShared<Cut>& shared) : shared_(shared) {}
 
-  // Loads the next stage: load(barrier, stage) lets `bytes` arrive.
+  // Loads the next stage: load(barrier, stage) lets `bytes` arrive. What it writes itself is there
+  // for those who take the stage, too.
   template <class Load>
   __device__ void fill(uint32_t bytes, const Load& load) {
     const int stage = place_.stage;
     sm90::barrier_wait(shared_.empty(stage), place_.parity ^ 1);
     place_.advance();
-    sm90::barrier_arrive_expecting(shared_.full(stage), bytes);
     load(shared_.full(stage), stage);
+    sm90::barrier_arrive_expecting(shared_.full(stage), bytes);
   }
 
   // Waits for the next stage.

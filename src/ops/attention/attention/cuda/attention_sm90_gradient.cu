@@ -1,11 +1,15 @@
 // The gradients of attention on Hopper. See attention_sm90.cuh.
 //
 // A block has 128 keys of some query heads of a group and goes through the queries that see them,
-// head after head. What it adds
-// to their gradients goes to sums in global memory, in fp32, block after block in the order of
-// falling keys: a turn for each tile of queries says whose it is. So every sum has one order, and
-// the same operands give the same bits. A block begins with the first queries that see it, so
-// blocks come to a tile one after the other by themselves, and the order costs little.
+// head after head. What it adds to their gradients goes to sums in global memory, in fp32, block
+// after block in the order of falling keys: a turn for each tile of queries says whose it is. So
+// every sum has one order, and the same operands give the same bits. A block begins with the first
+// queries that see it, so blocks come to a tile one after the other by themselves, and the order
+// costs little.
+//
+// The gradients of queries take the gradients of scores of both warpgroups' keys. Each computes its
+// share of the last tile's after the scores of the next, when the other has left its own. So they
+// may be most of a tile apart, and one multiplies while the other does arithmetic.
 #include "ops/attention/attention/attention_cuda.h"
 #include "ops/attention/attention/cuda/attention_sm90.cuh"
 
@@ -135,14 +139,12 @@ struct KeyBlock {
   AttentionBlock keys;
 };
 
-// Calls visit(number, head, chunk, queries) for the tiles of queries that see any of the keys, in
-// order.
+// Calls visit(head, chunk, queries) for the tiles of queries that see any of the keys, in order.
 template <class Visit>
 __device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, const KeyBlock& block,
                                                 const Visit& visit) {
   const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
   const auto tiles = static_cast<int>((sizes.chunk + kTileRows - 1) / kTileRows);
-  int number = 0;
   for (int head = block.first_head; head < block.end_head; ++head) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int64_t before = block.keys.first - sizes.position(chunk);
@@ -150,50 +152,59 @@ __device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, con
         const QueryTile queries = QueryTile::make<kTileRows>(sizes, chunk, tile);
         // Nor do later ones.
         if (!queries.mask(sizes, block.b).any(queries.block(), block.keys)) break;
-        visit(number, head, chunk, queries);
-        ++number;
+        visit(head, chunk, queries);
       }
     }
   }
 }
 
-// The first of a tile's boxes that a warpgroup computes: they take turns.
-__device__ __forceinline__ int first_box(int group, int number) {
-  static_assert(kMathGroups == 2);
-  return (group + number) & 1;
-}
+// What the multiplying warps know of a stage's tile of queries. No queries: there are no more.
+struct StagePlace {
+  int position;   // of the first query
+  int count;      // of queries
+  int row;        // of the first query, of its sequence
+  int first_key;  // that the last query sees
+  int box;        // the first of the tile's sums
+  int turn;       // the block's
 
-// Adds the boxes that a warpgroup hands on to the sums, each in its turn. By one thread.
+  __device__ static StagePlace load(uint32_t address) {
+    const int4 queries = sm90::load_shared(address);
+    const int4 sums = sm90::load_shared(address + 16);
+    return {queries.x, queries.y, queries.z, queries.w, sums.x, sums.y};
+  }
+  __device__ void store(uint32_t address) const {
+    sm90::store_shared(address, make_int4(position, count, row, first_key));
+    sm90::store_shared(address + 16, make_int4(box, turn, 0, 0));
+  }
+};
+
+// Adds the boxes that a warpgroup hands on to the sums, each in its turn, until one is none. By one
+// thread.
 template <class Cut>
 __device__ void add_boxes(const AttentionShared<Cut>& shared, const GradientScratch& scratch,
-                          const AttentionSizes& sizes, const KeyBlock& own, int group) {
+                          int group) {
   const uint32_t hand = shared.own() + 2 * kScoreGradientBytes + group * kBoxBytes;
-  const int64_t block = own.keys.first / kBlockRows;
-  uint32_t parity = 0;
-  for_query_tiles(sizes, own, [&](int number, int head, int chunk, const QueryTile& queries) {
-    const int64_t row = scratch.index(sizes, own.b, head, chunk, queries.row - chunk * sizes.chunk);
-    // The block of the last keys that any of the queries sees is the first.
-    const int64_t last_block = (queries.position + queries.count - 1) / kBlockRows;
-    const auto own_turn = static_cast<int32_t>(last_block - block);
-    for (int i = first_box(group, number); i < Cut::kKey / 64; i += kMathGroups) {
-      const int64_t box = row / kTileRows * (Cut::kKey / 64) + i;
-      sm90::barrier_wait(shared.written(group), parity);
-      parity ^= 1;
-      if (own_turn == 0) {
-        sm90::store_bytes(scratch.d_q + box * kBoxNumbers, hand, kBoxBytes);
-      } else {
-        sm90::wait_turn(scratch.turns + box, own_turn);
-        sm90::fence_all_copies();
-        sm90::add_numbers(scratch.d_q + box * kBoxNumbers, hand, kBoxBytes);
-      }
-      sm90::commit_stores();
-      sm90::wait_stores_read<0>();
-      sm90::barrier_arrive(shared.taken(group));
-      sm90::wait_stores();
+  for (uint32_t parity = 0;; parity ^= 1) {
+    sm90::barrier_wait(shared.written(group), parity);
+    const auto box = static_cast<int>(sm90::load_shared_word(shared.handed(group)));
+    const auto turn = static_cast<int>(sm90::load_shared_word(shared.handed(group) + 4));
+    if (box < 0) return;
+    float* const sums = scratch.d_q + int64_t{box} * kBoxNumbers;
+    int32_t* const turns = scratch.turns + box;
+    if (turn == 0) {
+      sm90::store_bytes(sums, hand, kBoxBytes);
+    } else {
+      sm90::wait_turn(turns, turn);
       sm90::fence_all_copies();
-      sm90::pass_turn(scratch.turns + box, own_turn + 1);
+      sm90::add_numbers(sums, hand, kBoxBytes);
     }
-  });
+    sm90::commit_stores();
+    sm90::wait_stores_read<0>();
+    sm90::barrier_arrive(shared.taken(group));
+    sm90::wait_stores();
+    sm90::fence_all_copies();
+    sm90::pass_turn(turns, turn + 1);
+  }
 }
 
 // Number `i` of the sums that were packed.
@@ -252,58 +263,113 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     sm90::release_registers<kLoaderRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32 - 4 * kMathGroups;
     if (threadIdx.x % 32 != 0 || warp > kMathGroups) return;
-    if (warp > 0) return add_boxes(shared, scratch, sizes, whole, warp - 1);
+    if (warp > 0) return add_boxes(shared, scratch, warp - 1);
     sm90::barrier_arrive_expecting(shared.loaded(), Cut::kFixedBytes);
     FixedKeys::load(k_map, shared.loaded(), shared.fixed_keys(), group, keys.first, b);
     FixedValues::load(v_map, shared.loaded(), shared.fixed_values(), group, keys.first, b);
-    for_query_tiles(sizes, whole, [&](int, int head, int chunk, const QueryTile& queries) {
+    for_query_tiles(sizes, whole, [&](int head, int chunk, const QueryTile& queries) {
       const int64_t row = scratch.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
+      const int64_t last = queries.position + queries.count - 1;
+      const int64_t first_key = queries.mask(sizes, b).first_key(last);
+      // The block of the last keys that any of the queries sees is the first.
+      const int64_t turn = last / kBlockRows - block;
       ring.fill(Cut::kStageBytes + 2 * Cut::kNumberBytes, [&](uint32_t barrier, int stage) {
+        const StagePlace tile{.position = static_cast<int>(queries.position),
+                              .count = static_cast<int>(queries.count),
+                              .row = static_cast<int>(queries.row),
+                              .first_key = static_cast<int>(first_key),
+                              .box = static_cast<int>(row / kTileRows) * (Cut::kKey / 64),
+                              .turn = static_cast<int>(turn)};
+        tile.store(shared.place(stage));
         Keys::load(q_map, barrier, shared.keys(stage), head, queries.row, b);
         Values::load(d_out_map, barrier, shared.values(stage), head, queries.row, b);
         sm90::load_bytes(barrier, shared.numbers(stage, 0), scratch.lse + row, Cut::kNumberBytes);
         sm90::load_bytes(barrier, shared.numbers(stage, 1), scratch.dots + row, Cut::kNumberBytes);
       });
     });
+    ring.fill(0, [&](uint32_t, int stage) { StagePlace{}.store(shared.place(stage)); });
     return;
   }
   sm90::take_registers<kMathRegisters>();
-  // Then probabilities are not kept but as they are multiplied, and dP is computed after them.
+  // Then probabilities are not kept but as they are multiplied, and values' gradients are waited
+  // for: with more in flight the compiler puts wgmma in series.
   constexpr bool kFewRegisters = Cut::kKey > 128;
   const int first_row = place.group * kGroupRows;
-  const AttentionBlock own{keys.first + first_row, kGroupRows};
+  const int own_first = static_cast<int>(keys.first) + first_row;
   const auto key = static_cast<int>(keys.first) + place.row;
   const float scale = static_cast<float>(sizes.scale) * kLog2E;
   const uint32_t hand =
       shared.own() + 2 * kScoreGradientBytes + place.group * kBoxBytes + threadIdx.x % 128 * 16;
   uint32_t hand_parity = 1;
-  int last_stage = -1;
   float dk[Cut::kKey / 2] = {};
   float dv[Cut::kValue / 2] = {};
+  const auto score_gradients_at = [&](int number) {
+    return shared.own() + number % 2 * kScoreGradientBytes;
+  };
+  // Once the last box that was handed on is taken.
+  const auto wait_for_hand = [&] {
+    sm90::barrier_wait(shared.taken(place.group), hand_parity);
+    hand_parity ^= 1;
+  };
+  const auto hand_on = [&](int box, int turn) {
+    if (threadIdx.x % 128 == 0) {
+      sm90::store_shared(shared.handed(place.group),
+                         make_float2(__int_as_float(box), __int_as_float(turn)));
+    }
+    sm90::fence_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared.written(place.group));
+  };
+  // Computes this warpgroup's boxes of the gradients of tile `number` of queries, once the other
+  // has left what it has of their scores; of the boxes, from `first` on, the two take turns. No
+  // products may be under way.
+  const auto add_to_queries = [&](int number, int first, int turn) {
+    sm90::barrier_wait(shared.left(1 - place.group, number % 2), number / 2 % 2);
+    for (int box = (place.group + number) % kMathGroups; box < Cut::kKey / 64; box += kMathGroups) {
+      float sums[32];
+      sm90::fence_products();
+#pragma unroll
+      for (int step = 0; step < kBlockRows / 16; ++step) {
+        sm90::multiply_add<64, true, true>(
+            sums, sm90::matrix_descriptor(score_gradients_at(number) + step * 2048, 16),
+            FixedKeys::across_rows(shared.fixed_keys() + box * FixedKeys::kBoxBytes, step),
+            step > 0);
+      }
+      sm90::commit_products();
+      sm90::wait_products<0>();
+      sm90::order_sums(sums);
+      wait_for_hand();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sm90::store_shared(
+            hand + i * 2048,
+            make_int4(__float_as_int(sums[4 * i]), __float_as_int(sums[4 * i + 1]),
+                      __float_as_int(sums[4 * i + 2]), __float_as_int(sums[4 * i + 3])));
+      }
+      hand_on(first + box, turn);
+    }
+  };
   sm90::barrier_wait(shared.loaded(), 0);
-  for_query_tiles(sizes, whole, [&](int number, int, int, const QueryTile& queries) {
+  int number = 0;
+  int last_stage = -1;
+  int last_box = 0;
+  int last_turn = 0;
+  for (;; ++number) {
     const int stage = ring.take();
-    const AttentionMask mask = queries.mask(sizes, b);
+    const StagePlace queries = StagePlace::load(shared.place(stage));
+    if (queries.count == 0) break;
     float p[kTileRows / 2];
-    float ds[kTileRows / 2];
     sm90::fence_products();
     multiply_heads<FixedKeys, Keys, Cut::kKey>(shared.fixed_keys(), first_row, shared.keys(stage),
                                                p);
     sm90::commit_products();
-    const auto multiply_values = [&] {
-      multiply_heads<FixedValues, Values, Cut::kValue>(shared.fixed_values(), first_row,
-                                                       shared.values(stage), ds);
-      sm90::commit_products();
-    };
-    if constexpr (!kFewRegisters) multiply_values();
-    const int64_t last_query = queries.position + queries.count - 1;
-    const bool all =
-        own.first + own.count - 1 <= queries.position && mask.first_key(last_query) <= own.first;
-    sm90::wait_products<kFewRegisters ? 0 : 1>();
+    sm90::wait_products<0>();
     sm90::order_sums(p);
     // The last tile's products are done, too.
     if (last_stage >= 0) ring.give_back(last_stage);
     last_stage = stage;
+    const bool all =
+        own_first + kGroupRows - 1 <= queries.position && queries.first_key <= own_first;
 #pragma unroll
     for (int j = 0; j < kTileRows / 8; ++j) {
       const int column = 8 * j + place.column;
@@ -313,11 +379,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         p[4 * j + i] = power_of_two(fmaf(p[4 * j + i], scale, i % 2 == 0 ? -lse.x : -lse.y));
       }
       if (all) continue;
+      const AttentionMask mask = sizes.mask(b, queries.row, queries.position);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int64_t query = queries.position + column + i;
+        const int query = queries.position + column + i;
         const bool exists = column + i < queries.count;
-        const auto first_seen = static_cast<int>(exists ? mask.first_key(query) : query + 1);
+        const int first_seen = exists ? static_cast<int>(mask.first_key(query)) : query + 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row_key = key + 8 * half;
@@ -327,20 +394,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     uint32_t weights[kTileRows / 16][4];
     pack_weights(p, weights);
-    if constexpr (kFewRegisters) {
-      sm90::fence_products();
-      multiply_values();
-    } else {
-      sm90::wait_products<0>();
-      sm90::order_sums(ds);
-      sm90::fence_products();
-    }
+    if (number > 0) add_to_queries(number - 1, last_box, last_turn);
+    last_box = queries.box;
+    last_turn = queries.turn;
+    float ds[kTileRows / 2];
+    sm90::fence_products();
+    multiply_heads<FixedValues, Values, Cut::kValue>(shared.fixed_values(), first_row,
+                                                     shared.values(stage), ds);
+    sm90::commit_products();
     add_weighted_rows<Values>(weights, shared.values(stage), dv);
     sm90::commit_products();
-    if constexpr (kFewRegisters) {
-      sm90::wait_products<1>();
-      sm90::order_sums(ds);
-    }
+    sm90::wait_products<kFewRegisters ? 0 : 1>();
+    sm90::order_sums(ds);
 #pragma unroll
     for (int j = 0; j < kTileRows / 8; ++j) {
       const float2 dots =
@@ -354,56 +419,21 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     uint32_t score_gradients[kTileRows / 16][4];
     pack_weights(ds, score_gradients);
-    // Two tiles take turns: when a warpgroup has come here, it is done with the one before.
-    const uint32_t tile = shared.own() + number % 2 * kScoreGradientBytes;
-    store_score_gradients(score_gradients, tile, place.group);
+    // The other has left those of the last tile, so it is done with the one before, which lay here.
+    store_score_gradients(score_gradients, score_gradients_at(number), place.group);
     sm90::fence_copies();
-    sm90::named_barrier(1, kMathGroups * 128);
-    const auto multiply_box = [&](int box, float(&sums)[32]) {
-#pragma unroll
-      for (int step = 0; step < kBlockRows / 16; ++step) {
-        sm90::multiply_add<64, true, true>(
-            sums, sm90::matrix_descriptor(tile + step * 2048, 16),
-            FixedKeys::across_rows(shared.fixed_keys() + box * FixedKeys::kBoxBytes, step),
-            step > 0);
-      }
-      sm90::commit_products();
-    };
-    const auto hand_on = [&](float(&sums)[32]) {
-      sm90::order_sums(sums);
-      sm90::barrier_wait(shared.taken(place.group), hand_parity);
-      hand_parity ^= 1;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        sm90::store_shared(
-            hand + i * 2048,
-            make_int4(__float_as_int(sums[4 * i]), __float_as_int(sums[4 * i + 1]),
-                      __float_as_int(sums[4 * i + 2]), __float_as_int(sums[4 * i + 3])));
-      }
-      sm90::fence_copies();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared.written(place.group));
-    };
-    const int box = first_box(place.group, number);
-    float sums[32];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared.left(place.group, number % 2));
     sm90::fence_products();
-    if constexpr (Cut::kKey >= 128) multiply_box(box, sums);
     add_weighted_rows<Keys>(score_gradients, shared.keys(stage), dk);
     sm90::commit_products();
-    if constexpr (Cut::kKey >= 128) {
-      sm90::wait_products<1>();
-      hand_on(sums);
-    }
-    if (Cut::kKey != 128 && box == 0) {
-      sm90::fence_products();
-      multiply_box(Cut::kKey / 128 * kMathGroups, sums);
-      sm90::wait_products<0>();
-      hand_on(sums);
-    }
-  });
+  }
   sm90::wait_products<0>();
   sm90::order_sums(dv);
   sm90::order_sums(dk);
+  if (number > 0) add_to_queries(number - 1, last_box, last_turn);
+  wait_for_hand();
+  hand_on(-1, 0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = keys.first + place.row + 8 * half;
