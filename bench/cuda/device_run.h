@@ -8,12 +8,15 @@
 #include <cuda_runtime_api.h>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "ops/cuda/context.h"
 #include "program/builder.h"
 #include "program/cuda/check.h"
+#include "runtime/cuda_libraries.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {
@@ -25,7 +28,7 @@ class DeviceRun {
   // state with zeros.
   DeviceRun(const std::function<void(Builder&)>& emit, int32_t integers,
             const std::shared_ptr<const StateTable>& state = std::make_shared<StateTable>())
-      : program_(state) {
+      : program_(open(state)) {
     Builder builder(program_);
     emit(builder);
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
@@ -149,6 +152,13 @@ class DeviceRun {
   }
 
  private:
+  // Loads NVIDIA's libraries, which other members call as they are made.
+  static Program open(const std::shared_ptr<const StateTable>& state) {
+    const std::string problem = cuda_library_problem();
+    if (!problem.empty()) throw_failed(problem);
+    return Program(state);
+  }
+
   CudaTensor tensor(ValueId id) const {
     const Value& value = program_.value(id);
     CudaTensor tensor{memory_[static_cast<size_t>(id.index)].data(), value.dtype, value.shape,
