@@ -4,6 +4,7 @@
 // bits, and how fast it is. Causal attention counts half of the scores, as the operation's cost
 // does, and documents count as one: flops that are not there are counted, too. Exits with 1 if
 // results are wrong.
+// Usage: cuda_attention_bench [PART]   only shapes with PART in their names
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -155,7 +156,7 @@ bool measure(const NamedShape& shape) {
   return good;
 }
 
-int measure_all() {
+int measure_all(const std::string& part) {
   const auto shape = [](int32_t batch, int32_t sequence, int32_t heads, int32_t groups,
                         int32_t head_dim, int32_t window = 0) {
     return AttentionAttributes{.batch = batch,
@@ -206,16 +207,18 @@ int measure_all() {
   std::printf("%-24s %8s %6s %8s %6s %7s   %s\n", "", "fwd ms", "TFLOP", "bwd ms", "TFLOP", "MiB",
               "off from fp32: out, lse, gradients");
   bool good = true;
-  for (const NamedShape& named : shapes) good = measure(named) && good;
+  for (const NamedShape& named : shapes) {
+    if (std::string(named.name).find(part) != std::string::npos) good = measure(named) && good;
+  }
   return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace
 }  // namespace troupe
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return troupe::measure_all();
+    return troupe::measure_all(argc > 1 ? argv[1] : "");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return EXIT_FAILURE;

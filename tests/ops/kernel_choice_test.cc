@@ -250,22 +250,22 @@ TEST(KernelChoice, OfContextAttention) {
 
 // cuDNN's gradients of scores take memory that grows with the square of the sequence.
 TEST(KernelChoice, OfAttentionsGradient) {
-  const auto gradient_choice = [](int32_t window) {
-    AttentionAttributes a{
-        .batch = 1, .sequence = 96, .heads = 2, .groups = 2, .head_dim = 64, .window = window};
-    const AttentionShape shape{.attributes = a, .dtype = DType::bf16};
+  const auto gradient_choice = [](DType dtype, int32_t sequence) {
+    const AttentionAttributes a{
+        .batch = 1, .sequence = sequence, .heads = 2, .groups = 2, .head_dim = 64};
+    const AttentionShape shape{.attributes = a, .dtype = dtype};
     const AttentionVariant variant = gradient_attention_variant(shape, kHopper);
     return std::pair(variant, attention_gradient_call_scratch_bytes(shape, variant));
   };
-  const auto [whole, whole_bytes] = gradient_choice(0);
-  EXPECT_EQ(whole, AttentionVariant::cudnn);
-  EXPECT_EQ(gradient_choice(33).first, AttentionVariant::cudnn);
-  const auto [window, window_bytes] = gradient_choice(32);
-  EXPECT_EQ(window, AttentionVariant::sm90);
+  const auto [own, own_bytes] = gradient_choice(DType::bf16, 96);
+  EXPECT_EQ(own, AttentionVariant::sm90);
   const uint64_t rows = 2 * 128;
-  EXPECT_EQ(window_bytes, rows * (2 + 64) * sizeof(float) + 256)
+  EXPECT_EQ(own_bytes, rows * (2 + 64) * sizeof(float) + 256)
       << "two numbers and the gradient's sums of each padded query, and turns";
-  EXPECT_LT(window_bytes, whole_bytes);
+  const auto [cudnn, cudnn_bytes] = gradient_choice(DType::f16, 96);
+  EXPECT_EQ(cudnn, AttentionVariant::cudnn);
+  EXPECT_GT(gradient_choice(DType::f16, 960).second, 20 * cudnn_bytes);
+  EXPECT_LT(gradient_choice(DType::bf16, 960).second, 11 * own_bytes);
 }
 
 TEST(KernelChoice, OfLongAttentionsGradient) {
@@ -281,10 +281,14 @@ TEST(KernelChoice, OfLongAttentionsGradient) {
   const auto variant = [](const AttentionShape& shape) {
     return gradient_attention_variant(shape, kHopper);
   };
-  EXPECT_EQ(variant(gradient(8192, 8, 128)), AttentionVariant::cudnn);
   EXPECT_EQ(variant(gradient(8200, 8, 128)), AttentionVariant::sm90);
   EXPECT_EQ(variant(gradient(8200, 8, 136)), AttentionVariant::cudnn) << "values are too large";
-  EXPECT_EQ(variant(gradient(8200, 8, 128, {.ranks = 2, .rank = 0})), AttentionVariant::cudnn);
+  AttentionShape shared = gradient(8200, 8, 128, {.ranks = 2, .rank = 0});
+  EXPECT_EQ(variant(shared), AttentionVariant::cudnn);
+  shared.attributes.window = 2 * 8200 / 3 + 1;
+  EXPECT_EQ(variant(shared), AttentionVariant::cudnn);
+  shared.attributes.window = 2 * 8200 / 3;
+  EXPECT_EQ(variant(shared), AttentionVariant::sm90);
   // With several heads to a group, their gradients of keys and values are summed apart, unless
   // blocks are short and there are enough of them.
   const AttentionShape few = gradient(8200, 2, 128);

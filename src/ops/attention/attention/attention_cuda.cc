@@ -8,8 +8,6 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kCudnnTile = 128;
-// Up to sequences of that many positions, cuDNN's backward pass is as fast as ours or faster.
-constexpr int64_t kCudnnGradientPositions = 8192;
 
 int64_t whole_cudnn_tiles(int64_t rows) {
   return (rows + kCudnnTile - 1) / kCudnnTile * kCudnnTile;
@@ -87,13 +85,13 @@ AttentionVariant forward_attention_variant(const AttentionShape& shape,
 
 AttentionVariant gradient_attention_variant(const AttentionShape& shape,
                                             const DeviceTraits& device) {
-  // cuDNN's backward pass takes as long with a window as without: from a third of the sequence on
-  // down, ours is faster. And so it is with long sequences, whose scores' gradients cuDNN stores
-  // for a few queries at a time; but not for a rank's chunks of them (docs/benchmarks/cuda.md).
+  // Ours is faster than cuDNN's deterministic one, which also stores the gradients of all scores
+  // and takes as long with a window as without; but not for the first of the ranks that share a
+  // sequence, of whose queries the last see most keys (docs/benchmarks/cuda.md).
   const int64_t window = shape.attributes.window;
   const bool hides_much = window > 0 && 3 * window <= shape.positions();
-  const bool is_long = shape.chunks.ranks == 1 && shape.positions() > kCudnnGradientPositions;
-  if ((hides_much || is_long) && sm90_takes(shape, device)) return AttentionVariant::sm90;
+  const bool ours = shape.chunks.ranks == 1 || hides_much;
+  if (ours && sm90_takes(shape, device)) return AttentionVariant::sm90;
   return forward_attention_variant(shape, device);
 }
 

@@ -2,10 +2,10 @@
 // arithmetic of shapes, in every build.
 //
 // In bf16 and f16 without dropout and documents, with heads of 8, 16, ... 256 elements and chunks
-// of several queries, that is cuDNN. Where it is not, and for gradients with short windows or long
-// sequences, it is on Hopper our own kernels for tensor cores, in bf16, with queries and keys of 8,
-// 16, ... 192 elements, values of up to 128, and without dropout. Everything else has plain kernels
-// (AttentionVariant).
+// of several queries, that is cuDNN. On Hopper gradients of whole sequences and of short windows,
+// and all where cuDNN is not, are our own kernels for tensor cores, in bf16, with queries and keys
+// of 8, 16, ... 192 elements, values of up to 128, and without dropout. Everything else has plain
+// kernels (AttentionVariant).
 //
 // Pure functions; any thread.
 #pragma once

@@ -1,7 +1,7 @@
 // Attention in bf16 on Hopper with tensor cores (wgmma) fed by TMA, for sequences of several
-// documents, which cuDNN does not take, and for the gradients of short windows and long sequences,
-// which it is slow at. Private to attention_cuda.cu. What they take, and the scratch memory, is in
-// attention_cuda.h.
+// documents, which cuDNN does not take, and for gradients, which it is slow at where they must have
+// the same bits each time. Private to attention_cuda.cu. What they take, and the scratch memory, is
+// in attention_cuda.h.
 //
 // Scores are masked by position, so documents and windows cost what they see: tiles of queries and
 // keys that do not see each other are not loaded. Probabilities and the gradients of scores are
