@@ -15,11 +15,11 @@ struct QuantizeAttributes {
   CodesOrder order = CodesOrder::rows;
   BlockShape transposed_block = {};  // of transposed codes, not of one row
   bool measures = false;             // gives the largest elements of x, too: the last output
-  MatrixRows part = {};              // of what matrices x has rows; codes in rows, scales of theirs
   bool rounds = false;               // x, which is f32, to bf16 first
   bool rotates = false;              // x first: columns of 16 rows (fp4_block.h)
   bool is_stochastic = false;        // codes are drawn; of the rule fp4
   int32_t top_k = 0;                 // not 0: x has tokens, of whose top_k slots each has the rows
+  MatrixRows part = {};              // of what matrices x has rows; codes in rows, scales of theirs
 
   bool has_rows() const { return order != CodesOrder::transposed; }
   bool has_transposed() const { return order != CodesOrder::rows; }

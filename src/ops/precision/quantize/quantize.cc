@@ -4,7 +4,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
-#include "ops/precision/cuda/quantize_tiles.h"
+#include "ops/precision/cuda/tile_scales.h"
 #include "ops/routing/route/route.h"
 #include "program/op_sample.h"
 
@@ -81,43 +81,10 @@ void declare_transposed(InferContext& context, const Value& x, const QuantizeAtt
 
 void infer_quantize(InferContext& context) {
   const auto attributes = context.attributes<QuantizeAttributes>();
-  const BlockShape block =
-      attributes.has_transposed() ? attributes.transposed_block : attributes.block;
   const Value x = source_of(context);
-  const int64_t experts = check_blocks(context, x, block, "quantize");
   TROUPE_CHECK(context.input_count() == (attributes.top_k > 0 ? 4 : 3),
                "quantize: slots of " + x.name);
-  TROUPE_CHECK(!attributes.rounds || x.dtype == DType::f32, "quantize: bf16 of f32: " + x.name);
-  TROUPE_CHECK(!attributes.part.any() || !attributes.has_transposed(),
-               "quantize: matrices that are cut have codes in rows: " + x.name);
-  TROUPE_CHECK(is_f8(attributes.format) &&
-                   (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
-               "quantize: only scales by ratios are for f8e5m2");
-  const bool is_fp4 = attributes.rule == ScaleRule::fp4;
-  TROUPE_CHECK(is_fp4 ? context.has_input(2) && !attributes.measures && !attributes.part.any() &&
-                            attributes.top_k == 0
-                      : !attributes.rotates && !attributes.is_stochastic,
-               "quantize: not as 4 bits are: " + x.name);
-  if (context.has_input(2)) {
-    const Value& amax = context.input(2);
-    const BlockShape of_amax = is_fp4 ? BlockShape{} : block;
-    const Shape scales = shape_of_scales(x, of_amax, experts, attributes.part);
-    TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
-                     amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
-                     !rows_of_scales(x, of_amax).valid() &&
-                     (attributes.order != CodesOrder::both || attributes.shares_scales()),
-                 "quantize: amax " + amax.shape.to_string() + " for scales " + scales.to_string());
-  }
-  if (attributes.has_rows()) {
-    context.output("", attributes.format, x.shape, x.rows);
-    context.output("scales", scale_dtype(attributes.rule),
-                   shape_of_scales(x, attributes.block, experts, attributes.part),
-                   rows_of_scales(x, attributes.block));
-  }
-  if (attributes.has_transposed()) declare_transposed(context, x, attributes, experts);
-  if (!attributes.measures) return;
-  TROUPE_CHECK(context.has_input(2), "quantize: measured is what is not known before");
-  context.output("amax", DType::f32, shape_of_scales(x, block, experts, attributes.part));
+  declare_codes(context, attributes, x);
 }
 
 void infer_block_amax(InferContext& context) {
@@ -152,22 +119,15 @@ Cost cost_block_amax(const OpView& op) {
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
 }
 
-// What x is multiplied by, of each block of one order after the other.
 uint64_t workspace_quantize(const OpView& op) {
-  const auto& attributes = op.attributes<QuantizeAttributes>();
-  int64_t blocks = 0;
-  if (attributes.has_rows()) blocks += op.output(1).shape.elements();
-  if (attributes.has_transposed() && !attributes.shares_scales()) {
-    blocks += op.output(attributes.transposed_scales_output()).shape.elements();
-  }
-  return static_cast<uint64_t>(blocks) * sizeof(float);
+  return quantize_workspace(op, op.attributes<QuantizeAttributes>());
 }
 
 KernelChoice choose_quantize(const OpView& op, const DeviceTraits& device) {
   const bool packs = is_made_of_packs(row_elements_of_input(op), op.input(0).dtype);
   const char* variant = packs ? "packs" : "elements";
   if (op.attributes<QuantizeAttributes>().rule == ScaleRule::fp4) variant = "blocks";
-  if (quantizes_tiles(op)) variant = "tiles";
+  if (quantizes_tiles(op.attributes<QuantizeAttributes>(), op.input(0))) variant = "tiles";
   return make_choice(op, device, variant, TROUPE_CUDA(quantize_cuda_kernel), workspace_quantize);
 }
 
@@ -193,15 +153,8 @@ std::string print_source(const MatrixRows& part, bool rounds) {
   return text;
 }
 
-std::string print_quantize(const Attributes& attributes) {
-  const auto& values = attributes.as<QuantizeAttributes>();
-  std::string text = "format=" + std::string(name_of(values.format));
-  if (values.has_rows()) text += " block=" + to_string(values.block);
-  if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
-  return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "") +
-         print_source(values.part, values.rounds) +
-         (values.top_k > 0 ? fmt::format(" top_k={}", values.top_k) : "") +
-         (values.rotates ? " rotated=1" : "") + (values.is_stochastic ? " stochastic=1" : "");
+std::string print_quantize_attributes(const Attributes& attributes) {
+  return print_quantize(attributes.as<QuantizeAttributes>());
 }
 
 std::string print_block_amax(const Attributes& attributes) {
@@ -367,12 +320,66 @@ std::string to_string(BlockShape block) {
   return extent(block.rows) + "x" + extent(block.columns);
 }
 
-Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
-                   const QuantizeAttributes& attributes, const std::string& name,
-                   ValueId row_slot) {
-  std::vector<ValueId> inputs = {x, offsets, amax};
-  if (row_slot.valid()) inputs.push_back(row_slot);
-  const auto outputs = builder.emit(kQuantize, Attributes(attributes), inputs, name);
+void declare_codes(InferContext& context, const QuantizeAttributes& attributes, const Value& x) {
+  const BlockShape block =
+      attributes.has_transposed() ? attributes.transposed_block : attributes.block;
+  const int64_t experts = check_blocks(context, x, block, "quantize");
+  TROUPE_CHECK(!attributes.rounds || x.dtype == DType::f32, "quantize: bf16 of f32: " + x.name);
+  TROUPE_CHECK(!attributes.part.any() || !attributes.has_transposed(),
+               "quantize: matrices that are cut have codes in rows: " + x.name);
+  TROUPE_CHECK(is_f8(attributes.format) &&
+                   (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
+               "quantize: only scales by ratios are for f8e5m2");
+  const bool is_fp4 = attributes.rule == ScaleRule::fp4;
+  TROUPE_CHECK(is_fp4 ? context.has_input(2) && !attributes.measures && !attributes.part.any() &&
+                            attributes.top_k == 0
+                      : !attributes.rotates && !attributes.is_stochastic,
+               "quantize: not as 4 bits are: " + x.name);
+  if (context.has_input(2)) {
+    const Value& amax = context.input(2);
+    const BlockShape of_amax = is_fp4 ? BlockShape{} : block;
+    const Shape scales = shape_of_scales(x, of_amax, experts, attributes.part);
+    TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
+                     amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
+                     !rows_of_scales(x, of_amax).valid() &&
+                     (attributes.order != CodesOrder::both || attributes.shares_scales()),
+                 "quantize: amax " + amax.shape.to_string() + " for scales " + scales.to_string());
+  }
+  if (attributes.has_rows()) {
+    context.output("", attributes.format, x.shape, x.rows);
+    context.output("scales", scale_dtype(attributes.rule),
+                   shape_of_scales(x, attributes.block, experts, attributes.part),
+                   rows_of_scales(x, attributes.block));
+  }
+  if (attributes.has_transposed()) declare_transposed(context, x, attributes, experts);
+  if (!attributes.measures) return;
+  TROUPE_CHECK(context.has_input(2), "quantize: measured is what is not known before");
+  context.output("amax", DType::f32, shape_of_scales(x, block, experts, attributes.part));
+}
+
+// What x is multiplied by, of each block of one order after the other.
+uint64_t quantize_workspace(const OpView& op, const QuantizeAttributes& attributes) {
+  int64_t blocks = 0;
+  if (attributes.has_rows()) blocks += op.output(1).shape.elements();
+  if (attributes.has_transposed() && !attributes.shares_scales()) {
+    blocks += op.output(attributes.transposed_scales_output()).shape.elements();
+  }
+  return static_cast<uint64_t>(blocks) * sizeof(float);
+}
+
+std::string print_quantize(const QuantizeAttributes& attributes) {
+  std::string text = "format=" + std::string(name_of(attributes.format));
+  if (attributes.has_rows()) text += " block=" + to_string(attributes.block);
+  if (attributes.has_transposed()) text += " transposed=" + to_string(attributes.transposed_block);
+  return text + " scale=" + name_of_rule(attributes.rule) +
+         (attributes.measures ? " measures=1" : "") +
+         print_source(attributes.part, attributes.rounds) +
+         (attributes.top_k > 0 ? fmt::format(" top_k={}", attributes.top_k) : "") +
+         (attributes.rotates ? " rotated=1" : "") +
+         (attributes.is_stochastic ? " stochastic=1" : "");
+}
+
+Quantized quantized_of(std::span<const ValueId> outputs, const QuantizeAttributes& attributes) {
   const auto output = [&](int i) { return outputs[static_cast<size_t>(i)]; };
   Quantized quantized;
   if (attributes.has_rows()) quantized.rows = {output(0), output(1)};
@@ -382,6 +389,14 @@ Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
   }
   if (attributes.measures) quantized.amax = output(attributes.measured_output());
   return quantized;
+}
+
+Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
+                   const QuantizeAttributes& attributes, const std::string& name,
+                   ValueId row_slot) {
+  std::vector<ValueId> inputs = {x, offsets, amax};
+  if (row_slot.valid()) inputs.push_back(row_slot);
+  return quantized_of(builder.emit(kQuantize, Attributes(attributes), inputs, name), attributes);
 }
 
 ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
@@ -394,7 +409,7 @@ const OpSpec kQuantize{.name = "quantize",
                        .cost = cost_quantize,
                        .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
                        .cuda = choose_quantize,
-                       .print_attributes = print_quantize,
+                       .print_attributes = print_quantize_attributes,
                        .samples = samples_quantize};
 
 const OpSpec kBlockAmax{

@@ -43,6 +43,7 @@
 // gradients pass quantisation as if it were not there.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "ops/precision/quantization.h"
@@ -74,6 +75,17 @@ Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
                    ValueId row_slot = {});
 ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
                    const BlockAmaxAttributes& attributes, const std::string& name);
+
+// For kinds that quantise what they make themselves (ops/precision/quantize_activation): inputs 1
+// and 2 are offsets and amax, the first outputs those of quantize. `x`: what is quantised.
+void declare_codes(InferContext& context, const QuantizeAttributes& attributes, const Value& x);
+Quantized quantized_of(std::span<const ValueId> outputs, const QuantizeAttributes& attributes);
+// What quantisation needs of memory while it runs, on a CPU and a GPU.
+uint64_t quantize_workspace(const OpView& op, const QuantizeAttributes& attributes);
+std::string print_quantize(const QuantizeAttributes& attributes);
+// The kernels for such x; those of GPUs are there in builds with CUDA.
+CpuKernel quantize_cpu_kernel_of(DType dtype);
+CudaKernel quantize_cuda_kernel_of(const QuantizeAttributes& attributes, const CudaTensor& x);
 
 // "f8e4m3 1x128"
 std::string to_string(BlockShape block);

@@ -350,8 +350,12 @@ struct BlockAmaxKernel {
 
 }  // namespace
 
+CpuKernel quantize_cpu_kernel_of(DType dtype) {
+  return select_float_kernel<QuantizeKernel>(dtype);
+}
+
 CpuKernel quantize_cpu_kernel(const OpView& op) {
-  return select_float_kernel<QuantizeKernel>(op.input(0).dtype);
+  return quantize_cpu_kernel_of(op.input(0).dtype);
 }
 
 CpuKernel block_amax_cpu_kernel(const OpView& op) {

@@ -4,6 +4,7 @@
 #include "ops/precision/cuda/block_scale.cuh"
 #include "ops/precision/cuda/quantize_tiles.h"
 #include "ops/precision/cuda/row_strips.cuh"
+#include "ops/precision/cuda/tile_scales.h"
 #include "ops/precision/cuda/transposed_rows.cuh"
 #include "ops/precision/fp4_block.h"
 #include "ops/precision/quantize/quantize.h"
@@ -435,13 +436,8 @@ struct QuantizeCuda {
   }
 };
 
-template <class T>
 void quantize_in_tiles(const CudaKernelArguments& args) {
-  const auto& attributes = args.attributes->as<QuantizeAttributes>();
-  auto* const factors = reinterpret_cast<float*>(args.scratch);
-  if (tile_scales(attributes) != TileScales::whole) return quantize_tiles(args, nullptr);
-  find_scales<T>(args, cuda_grid_of(quantized_tensor(args), {}, args.input(1)), 1, factors);
-  quantize_tiles(args, factors);
+  quantize_tiles(args, tile_factors(args));
 }
 
 template <class T>
@@ -459,10 +455,28 @@ struct BlockAmaxCuda {
 
 }  // namespace
 
+const float* tile_factors(const CudaKernelArguments& args) {
+  if (tile_scales(args.attributes->as<QuantizeAttributes>()) != TileScales::whole) return nullptr;
+  const CudaTensor x = quantized_tensor(args);
+  const ScaleGrid grid = cuda_grid_of(x, {}, args.input(1));
+  auto* const factors = reinterpret_cast<float*>(args.scratch);
+  if (x.dtype == DType::f32) {
+    find_scales<float>(args, grid, 1, factors);
+  } else {
+    find_scales<Bf16>(args, grid, 1, factors);
+  }
+  return factors;
+}
+
+CudaKernel quantize_cuda_kernel_of(const QuantizeAttributes& attributes, const CudaTensor& x) {
+  if (!quantizes_tiles(attributes, x)) return select_cuda_kernel<QuantizeCuda>(x.dtype);
+  return &quantize_in_tiles;
+}
+
 CudaKernel quantize_cuda_kernel(const OpView& op) {
-  const DType dtype = op.input(0).dtype;
-  if (!quantizes_tiles(op)) return select_cuda_kernel<QuantizeCuda>(dtype);
-  return dtype == DType::f32 ? &quantize_in_tiles<float> : &quantize_in_tiles<Bf16>;
+  const Value& x = op.input(0);
+  return quantize_cuda_kernel_of(op.attributes<QuantizeAttributes>(),
+                                 {.dtype = x.dtype, .shape = x.shape});
 }
 
 CudaKernel block_amax_cuda_kernel(const OpView& op) {
