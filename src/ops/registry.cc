@@ -68,6 +68,7 @@
 #include "ops/precision/amax_history/amax_history.h"
 #include "ops/precision/code_counts/code_counts.h"
 #include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantize_activation/quantize_activation.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
 #include "ops/precision/transpose_codes/transpose_codes.h"
@@ -192,6 +193,8 @@ constexpr std::array kOperations = {
     &kQkSquares,
     &kQkSquaresGradient,
     &kQuantize,
+    &kQuantizeActivation,
+    &kQuantizeActivationGradient,
     &kCodeCounts,
     &kDelayedAmax,
     &kAmaxHistoryUpdate,

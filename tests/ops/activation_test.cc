@@ -79,7 +79,7 @@ struct Answer {
 };
 
 Answer naive_activation(const Problem& problem) {
-  const auto& [function, gated, clamp, offset, stores] = problem.attributes;
+  const auto& [function, gated, stores, clamp, offset] = problem.attributes;
   const auto f = static_cast<size_t>(problem.f);
   const size_t width = gated ? 2 * f : f;
   Answer answer;
@@ -257,8 +257,9 @@ TEST(Activation, BrokenNumbersStayVisible) {
   for (int function = 0; function <= static_cast<int>(ActivationFunction::squared_relu);
        ++function) {
     for (const double clamp : {0.0, 7.0}) {
-      Problem problem{.attributes = {static_cast<ActivationFunction>(function), true, clamp, 0},
-                      .f = 2};
+      Problem problem{
+          .attributes = {.function = static_cast<ActivationFunction>(function), .clamp = clamp},
+          .f = 2};
       problem.x = {kNan, 1, 1, kNan};
       problem.dy = {1, 1};
       const Answer answer = run_activation(problem, DType::f32);
@@ -275,7 +276,7 @@ TEST(Activation, PrintsWhatDiffersFromTheUsual) {
   EXPECT_EQ(print({}), "function=silu gated=1");
   EXPECT_EQ(print({.function = ActivationFunction::squared_relu, .gated = false}),
             "function=squared_relu gated=0");
-  EXPECT_EQ(print({ActivationFunction::quick_gelu, true, 7, 1}),
+  EXPECT_EQ(print({.function = ActivationFunction::quick_gelu, .clamp = 7, .linear_offset = 1}),
             "function=quick_gelu gated=1 clamp=7 linear_offset=1");
 }
 

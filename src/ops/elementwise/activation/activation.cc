@@ -14,6 +14,7 @@ namespace troupe {
 CpuKernel activation_cpu_kernel(const OpView& op);
 CpuKernel activation_gradient_cpu_kernel(const OpView& op);
 CudaKernel activation_cuda_kernel(const OpView& op);
+
 CudaKernel activation_gradient_cuda_kernel(const OpView& op);
 
 namespace {
@@ -23,39 +24,12 @@ int64_t halves_of(const ActivationAttributes& attributes) {
   return attributes.gated ? 2 : 1;
 }
 
-// Checks the attributes, `x` and the optional weights and slots (inputs `weights_input` and after
-// it). Returns the shape of y.
-Shape check_activation_inputs(const InferContext& context, const Value& x, int weights_input) {
-  const auto& attributes = context.attributes<ActivationAttributes>();
-  TROUPE_CHECK(attributes.clamp >= 0, "activation: the clamp is negative");
-  TROUPE_CHECK(attributes.gated || (attributes.clamp == 0 && attributes.linear_offset == 0),
-               "activation: clamp and offset belong to gated activations");
-  const int64_t halves = halves_of(attributes);
-  TROUPE_CHECK(
-      is_float(x.dtype) && x.shape.rank() == 2 && x.shape[1] > 0 && x.shape[1] % halves == 0,
-      "activation: x is not [R, " + std::string(attributes.gated ? "2 f" : "f") + "]: " + x.name +
-          " " + x.shape.to_string());
-  TROUPE_CHECK(!attributes.stores_input || x.shape[1] / halves % kCodedBlock == 0,
-               "activation: halves to be stored are no multiples of 32: " + x.name);
-  TROUPE_CHECK(context.has_input(weights_input) == context.has_input(weights_input + 1),
-               "activation: weights and row_slot come together");
-  if (context.has_input(weights_input)) {
-    const Value& weights = context.input(weights_input);
-    const Value& row_slot = context.input(weights_input + 1);
-    TROUPE_CHECK(weights.dtype == accumulation_dtype(x.dtype) && weights.shape.rank() == 2,
-                 "activation: weights are not [T, k] in the accumulation dtype: " + weights.name);
-    TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.shape == Shape({x.shape[0]}),
-                 "activation: row_slot is not i32 [R]: " + row_slot.name);
-  }
-  return {x.shape[0], x.shape[1] / halves};
-}
-
 void infer_activation(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 3, "activation: takes x, weights and row_slot");
   const Value x = context.input(0);
-  const Shape shape = check_activation_inputs(context, x, 1);
-  context.output("", x.dtype, shape, x.rows);
-  if (context.attributes<ActivationAttributes>().stores_input) {
+  const auto& attributes = context.attributes<ActivationAttributes>();
+  context.output("", x.dtype, activated_shape(context, attributes, x, 1), x.rows);
+  if (attributes.stores_input) {
     context.output("stored", DType::u8, {x.shape[0], coded_row_bytes(x.shape[1])}, x.rows);
   }
 }
@@ -76,7 +50,7 @@ void infer_activation_gradient(InferContext& context) {
   } else {
     x = context.input(0);
   }
-  const Shape shape = check_activation_inputs(context, x, 2);
+  const Shape shape = activated_shape(context, attributes, x, 2);
   TROUPE_CHECK(dy.dtype == x.dtype && dy.rows == x.rows && dy.shape == shape,
                "activation_gradient: dy does not belong to " + x.name);
   context.output("", x.dtype, x.shape, x.rows);
@@ -117,18 +91,11 @@ double activation_function_flops(ActivationFunction function) {
   return 0;
 }
 
-double activation_weights_bytes(const Value& weights, const Value& row_slot) {
-  return static_cast<double>(row_slot.bytes()) +
-         static_cast<double>(row_slot.shape[0]) * static_cast<double>(size_of(weights.dtype));
-}
-
 Cost cost_activation(const OpView& op) {
   const auto& attributes = op.attributes<ActivationAttributes>();
   const bool weighted = op.has_input(1);
   const auto elements = static_cast<double>(op.output(0).shape.elements());
-  return {.flops = (activation_function_flops(attributes.function) + (attributes.gated ? 1 : 0) +
-                    (weighted ? 1 : 0)) *
-                   elements,
+  return {.flops = activation_flops(attributes, elements, weighted),
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes()) +
                    (attributes.stores_input ? static_cast<double>(op.output(1).bytes()) : 0) +
                    (weighted ? activation_weights_bytes(op.input(1), op.input(2)) : 0)};
@@ -138,9 +105,7 @@ Cost cost_activation_gradient(const OpView& op) {
   const auto& attributes = op.attributes<ActivationAttributes>();
   const bool weighted = op.has_input(2);
   const auto elements = static_cast<double>(op.input(1).shape.elements());
-  return {.flops = (activation_function_flops(attributes.function) + (attributes.gated ? 7 : 5) +
-                    (weighted ? 4 : 0)) *
-                   elements,
+  return {.flops = activation_gradient_flops(attributes, elements, weighted),
           .bytes = static_cast<double>(op.input(attributes.stores_input ? 4 : 0).bytes() +
                                        op.output(0).bytes() + op.input(1).bytes()) +
                    (weighted ? activation_weights_bytes(op.input(2), op.input(3)) +
@@ -148,16 +113,8 @@ Cost cost_activation_gradient(const OpView& op) {
                              : 0)};
 }
 
-std::string print_activation(const Attributes& any) {
-  const auto& attributes = any.as<ActivationAttributes>();
-  std::string text =
-      fmt::format("function={} gated={:d}", name_of(attributes.function), attributes.gated);
-  if (attributes.clamp > 0) text += fmt::format(" clamp={}", attributes.clamp);
-  if (attributes.linear_offset != 0) {
-    text += fmt::format(" linear_offset={}", attributes.linear_offset);
-  }
-  if (attributes.stores_input) text += " stores_input=1";
-  return text;
+std::string print_activation_attributes(const Attributes& any) {
+  return print_activation(any.as<ActivationAttributes>());
 }
 
 // Numbers in (-2.4, 2.4), at least 0.05 away from 0 and from +-1.25, where relu and the samples'
@@ -261,7 +218,8 @@ std::vector<OpSample> samples_activation() {
       {"clamp", plain({{.clamp = 1.25}})},
       {"offset", plain({{.linear_offset = 1}})},
       {"clamp and offset, weighted",
-       weighted({{ActivationFunction::quick_gelu, true, 1.25, 1}}, 9, 6)}};
+       weighted({{.function = ActivationFunction::quick_gelu, .clamp = 1.25, .linear_offset = 1}},
+                9, 6)}};
   for (const ActivationFunction function :
        {ActivationFunction::silu, ActivationFunction::gelu, ActivationFunction::gelu_tanh,
         ActivationFunction::quick_gelu, ActivationFunction::relu,
@@ -296,6 +254,60 @@ std::string_view name_of(ActivationFunction function) {
   return "?";
 }
 
+Shape activated_shape(const InferContext& context, const ActivationAttributes& attributes,
+                      const Value& x, int weights_input) {
+  TROUPE_CHECK(attributes.clamp >= 0, "activation: the clamp is negative");
+  TROUPE_CHECK(attributes.gated || (attributes.clamp == 0 && attributes.linear_offset == 0),
+               "activation: clamp and offset belong to gated activations");
+  const int64_t halves = halves_of(attributes);
+  TROUPE_CHECK(
+      is_float(x.dtype) && x.shape.rank() == 2 && x.shape[1] > 0 && x.shape[1] % halves == 0,
+      "activation: x is not [R, " + std::string(attributes.gated ? "2 f" : "f") + "]: " + x.name +
+          " " + x.shape.to_string());
+  TROUPE_CHECK(!attributes.stores_input || x.shape[1] / halves % kCodedBlock == 0,
+               "activation: halves to be stored are no multiples of 32: " + x.name);
+  TROUPE_CHECK(context.has_input(weights_input) == context.has_input(weights_input + 1),
+               "activation: weights and row_slot come together");
+  if (context.has_input(weights_input)) {
+    const Value& weights = context.input(weights_input);
+    const Value& row_slot = context.input(weights_input + 1);
+    TROUPE_CHECK(weights.dtype == accumulation_dtype(x.dtype) && weights.shape.rank() == 2,
+                 "activation: weights are not [T, k] in the accumulation dtype: " + weights.name);
+    TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.shape == Shape({x.shape[0]}),
+                 "activation: row_slot is not i32 [R]: " + row_slot.name);
+  }
+  return {x.shape[0], x.shape[1] / halves};
+}
+
+double activation_flops(const ActivationAttributes& attributes, double elements, bool weighted) {
+  return (activation_function_flops(attributes.function) + (attributes.gated ? 1 : 0) +
+          (weighted ? 1 : 0)) *
+         elements;
+}
+
+double activation_gradient_flops(const ActivationAttributes& attributes, double elements,
+                                 bool weighted) {
+  return (activation_function_flops(attributes.function) + (attributes.gated ? 7 : 5) +
+          (weighted ? 4 : 0)) *
+         elements;
+}
+
+double activation_weights_bytes(const Value& weights, const Value& row_slot) {
+  return static_cast<double>(row_slot.bytes()) +
+         static_cast<double>(row_slot.shape[0]) * static_cast<double>(size_of(weights.dtype));
+}
+
+std::string print_activation(const ActivationAttributes& attributes) {
+  std::string text =
+      fmt::format("function={} gated={:d}", name_of(attributes.function), attributes.gated);
+  if (attributes.clamp > 0) text += fmt::format(" clamp={}", attributes.clamp);
+  if (attributes.linear_offset != 0) {
+    text += fmt::format(" linear_offset={}", attributes.linear_offset);
+  }
+  if (attributes.stores_input) text += " stores_input=1";
+  return text;
+}
+
 ValueId activation(Builder& builder, ValueId x, ValueId weights, ValueId row_slot,
                    const ActivationAttributes& attributes, const std::string& name) {
   return builder.emit(kActivation, Attributes(attributes), {x, weights, row_slot}, name)[0];
@@ -308,7 +320,7 @@ const OpSpec kActivation{
     .cost = cost_activation,
     .cpu = {.kernel = activation_cpu_kernel},
     .cuda = packs_kernel<TROUPE_CUDA(activation_cuda_kernel), row_elements_of_activated>,
-    .print_attributes = print_activation,
+    .print_attributes = print_activation_attributes,
     .samples = samples_activation};
 
 const OpSpec kActivationGradient{.name = "activation_gradient",
@@ -317,6 +329,6 @@ const OpSpec kActivationGradient{.name = "activation_gradient",
                                  .cpu = {.kernel = activation_gradient_cpu_kernel},
                                  .cuda = choose_gradient_kernel,
                                  .in_place = {.output = 0, .input = 0},
-                                 .print_attributes = print_activation};
+                                 .print_attributes = print_activation_attributes};
 
 }  // namespace troupe

@@ -58,14 +58,32 @@ std::string_view name_of(ActivationFunction function);
 struct ActivationAttributes {
   ActivationFunction function = ActivationFunction::silu;
   bool gated = true;
+  bool stores_input = false;
   double clamp = 0;  // 0: none
   double linear_offset = 0;
-  bool stores_input = false;
 };
 
 // Emits the activation of `x`; `weights` and `row_slot` are both valid or both absent.
 ValueId activation(Builder& builder, ValueId x, ValueId weights, ValueId row_slot,
                    const ActivationAttributes& attributes, const std::string& name);
+
+// For kinds that go on with what they make so (ops/precision/quantize_activation). Checks the
+// attributes, `x` and the optional weights and slots, inputs `weights_input` and after it; returns
+// the shape of y.
+Shape activated_shape(const InferContext& context, const ActivationAttributes& attributes,
+                      const Value& x, int weights_input);
+// Flops for `elements` of y.
+double activation_flops(const ActivationAttributes& attributes, double elements, bool weighted);
+double activation_gradient_flops(const ActivationAttributes& attributes, double elements,
+                                 bool weighted);
+// Of the weights of rows and their slots, as far as they are read.
+double activation_weights_bytes(const Value& weights, const Value& row_slot);
+std::string print_activation(const ActivationAttributes& attributes);
+// The kernels for x of that dtype; those of GPUs are there in builds with CUDA.
+CpuKernel activation_cpu_kernel_of(DType dtype);
+CpuKernel activation_gradient_cpu_kernel_of(DType dtype);
+CudaKernel activation_cuda_kernel_of(DType dtype);
+CudaKernel activation_gradient_cuda_kernel_of(DType dtype);
 
 extern const OpSpec kActivation;
 extern const OpSpec kActivationGradient;

@@ -335,12 +335,20 @@ struct ActivationGradientKernel {
 
 }  // namespace
 
+CpuKernel activation_cpu_kernel_of(DType dtype) {
+  return select_float_kernel<ActivationKernel>(dtype);
+}
+
 CpuKernel activation_cpu_kernel(const OpView& op) {
-  return select_float_kernel<ActivationKernel>(op.output(0).dtype);
+  return activation_cpu_kernel_of(op.output(0).dtype);
+}
+
+CpuKernel activation_gradient_cpu_kernel_of(DType dtype) {
+  return select_float_kernel<ActivationGradientKernel>(dtype);
 }
 
 CpuKernel activation_gradient_cpu_kernel(const OpView& op) {
-  return select_float_kernel<ActivationGradientKernel>(op.output(0).dtype);
+  return activation_gradient_cpu_kernel_of(op.output(0).dtype);
 }
 
 }  // namespace troupe

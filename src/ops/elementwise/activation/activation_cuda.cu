@@ -233,12 +233,20 @@ struct ActivationGradientCuda {
 
 }  // namespace
 
+CudaKernel activation_cuda_kernel_of(DType dtype) {
+  return select_cuda_kernel<ActivationCuda>(dtype);
+}
+
 CudaKernel activation_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<ActivationCuda>(op.output(0).dtype);
+  return activation_cuda_kernel_of(op.output(0).dtype);
+}
+
+CudaKernel activation_gradient_cuda_kernel_of(DType dtype) {
+  return select_cuda_kernel<ActivationGradientCuda>(dtype);
 }
 
 CudaKernel activation_gradient_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<ActivationGradientCuda>(op.output(0).dtype);
+  return activation_gradient_cuda_kernel_of(op.output(0).dtype);
 }
 
 }  // namespace troupe
