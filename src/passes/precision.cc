@@ -8,8 +8,7 @@
 
 #include "model/code_metric.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
-#include "ops/experts/permute/permute.h"
-#include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantize_as_made.h"
 #include "ops/precision/quantized_product.h"
 #include "passes/weight_codes.h"
 #include "passes/whole_amax.h"
@@ -36,13 +35,18 @@ class PrecisionPass {
         code_counting_(state, code_metrics),
         weights_(program, rewrite_, state),
         gathered_from_(program.value_count()),
+        is_read_(program.value_count(), false),
         definer_(program.value_count(), -1),
         replaced_(program.value_count()) {}
 
   std::vector<int32_t> run(std::vector<WorkSegment>& segments) {
     const int32_t count = program_.op_count();
     for (int32_t index = 0; index < count; ++index) {
-      if (is_lowered(program_.op(index))) note_needs(index);
+      if (is_lowered(program_.op(index))) {
+        note_needs(index);
+      } else {
+        for_each_read(program_, program_.op(index), [&](ValueId id) { is_read_[id] = true; });
+      }
       if (program_.op(index).spec == &kGatherParameter) note_gather(index);
     }
     if (is_delayed() || code_counting_.is_wanted()) find_map_operands(count);
@@ -257,19 +261,22 @@ class PrecisionPass {
       value = program_.state_value(WeightShards::source_of(*weight));
       quantization.attributes.rounds = weight->master.valid();
     }
+    // Where scales are known before or lie within few rows, the value need not be stored before.
+    const bool is_early = is_delayed() || options_.recipe == Fp8Recipe::blockwise;
+    const int32_t maker = maker_of_codes(program_, is_early ? definer_of(value) : -1,
+                                         is_read_.has(value) && is_read_[value]);
     int32_t before = index;
     Place at = program_.op(index).place;
     if (kind == Operand::Kind::weight && is_state(program_.value(value).role)) {
       before = 0;
       at = beginning(at);
-    } else if (kind == Operand::Kind::activation) {
-      const int32_t product = first_product(value, index);
-      const int32_t made_by = maker_beside(value, product);
-      before = made_by >= 0 ? made_by + 1 : product;
-      at = program_.op(made_by >= 0 ? made_by : product).place;
-    } else if (kind == Operand::Kind::gradient) {
-      at.phase = Phase::data_gradient;
+    } else if (kind == Operand::Kind::activation || maker >= 0) {
+      const int32_t product = first_product_.try_emplace(value.index, index).first->second;
+      const int32_t beside = maker_beside(value, product);
+      before = beside >= 0 ? beside + 1 : product;
+      at = program_.op(beside >= 0 ? beside : product).place;
     }
+    if (kind == Operand::Kind::gradient) at.phase = Phase::data_gradient;
     const ValueId of_experts = offsets_of(index);
     QuantizeAttributes attributes = quantization.attributes;
     const bool is_recorded = histories_.records() && !is_measured_before(index, kind);
@@ -279,17 +286,12 @@ class PrecisionPass {
         (attributes.has_transposed() || is_fp4(attributes) || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
     const ValueId delayed = is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
-    // Where scales are known before or lie within few rows, permuted rows are not stored before.
-    const bool gathers = is_delayed() || options_.recipe == Fp8Recipe::blockwise;
-    const RowSource source = source_of_rows(program_, value, gathers ? definer_of(value) : -1);
-    attributes.top_k = source.top_k;
-    if (source.top_k > 0) rewrite_.remove_unread(definer_of(value));
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
       const ValueId amax = is_delayed() ? delayed
                                         : whole_amax(builder, layout_, options_.recipe, value,
                                                      offsets, of_experts.valid(), attributes, name);
       const Quantized codes =
-          quantize(builder, source.x, offsets, amax, attributes, name, source.row_slot);
+          quantize_as_made(rewrite_, builder, value, maker, offsets, amax, attributes, name);
       if (is_recorded) {
         code_counting_.count(builder, quantization.slots, codes.rows.codes, name + "_counts");
       }
@@ -348,11 +350,6 @@ class PrecisionPass {
     return kind == Operand::Kind::weight && program_.op(index).place.phase != Phase::forward;
   }
 
-  // The first product that reads the value, which the forward pass has before the backward pass.
-  int32_t first_product(ValueId value, int32_t index) {
-    return first_product_.try_emplace(value.index, index).first->second;
-  }
-
   int32_t definer_of(ValueId value) const { return definer_.has(value) ? definer_[value] : -1; }
 
   // What made the activation, in the same layer: the quantisation stands right after it, and who
@@ -383,6 +380,7 @@ class PrecisionPass {
   WeightShards weights_;
   std::map<int32_t, Quantized> shards_;       // of such weights, by state
   IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
+  IdVector<ValueId, bool> is_read_;           // by others than products in 8 bits
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   std::map<int32_t, int32_t> first_product_;  // that reads it, by value
   IdVector<ValueId, ValueId> replaced_;       // of stand-ins: what they stand for

@@ -7,8 +7,8 @@
 // Contract: each product that has a quantised form (OpSpec::quantized) and lies in a layer of those
 // that the recipe takes is replaced by it. Its operands are quantised from the values that it read:
 //   activations, gradients  once for each direction that has scales of its own, by all that read
-//                           them; activations right after they are made, so that only codes wait
-//                           for the backward pass
+//                           them; right after they are made, or by the operation that makes them
+//                           (ops/precision/quantize_as_made.h), so that only codes wait
 //   weights                 once, at the beginning of the step, where they are state. Gathered ones
 //                           (sharded parameters) once in each pass through the layer, so that their
 //                           codes are not kept between. Those that are kept as master weights

@@ -1,13 +1,14 @@
 #include "train/fp8_module_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <set>
 #include <string_view>
 #include <vector>
 
-#include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantize_activation/quantize_activation.h"
 #include "ops/precision/transpose_codes/transpose_codes.h"
 #include "options/cluster_options.h"
 #include "options/model_options.h"
@@ -27,29 +28,32 @@ bool is_product(const Op& op) {
   return op.spec->quantized != nullptr || std::string_view(op.spec->name).starts_with("quantized_");
 }
 
-// Seconds of products and of the quantisation of their operands, which those that read the codes
-// share.
+// What makes operands of products: quantisation, and activations, as the two may be one operation.
+bool makes_operands(const Op& op) {
+  constexpr std::array kKinds = {&kQuantize,           &kBlockAmax,  &kTransposeCodes,
+                                 &kQuantizeActivation, &kActivation, &kQuantizeActivationGradient,
+                                 &kActivationGradient};
+  return std::find(kKinds.begin(), kKinds.end(), op.spec) != kKinds.end();
+}
+
+// Seconds of products and of what makes their operands, which those that read these share.
 GroupTimes times_of(const Program& program, const GpuModel& gpu) {
   std::vector<std::set<ProductGroup>> readers(static_cast<size_t>(program.value_count()));
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    if (!is_product(op)) continue;
-    for (const ValueId id : program.inputs(op)) {
-      if (id.valid()) readers[static_cast<size_t>(id.index)].insert(product_group(op.place.module));
-    }
-  }
   const Program expected = program.with_expected_rows();
   GroupTimes times{};
-  for (int32_t index = 0; index < program.op_count(); ++index) {
+  for (int32_t index = program.op_count() - 1; index >= 0; --index) {
     const Op& op = program.op(index);
     std::set<ProductGroup> groups;
-    if (op.spec == &kQuantize || op.spec == &kBlockAmax || op.spec == &kTransposeCodes) {
+    if (is_product(op)) {
+      groups.insert(product_group(op.place.module));
+    } else if (makes_operands(op)) {
       for (const ValueId id : program.outputs(op)) {
         const auto& own = readers[static_cast<size_t>(id.index)];
         groups.insert(own.begin(), own.end());
       }
-    } else if (is_product(op)) {
-      groups.insert(product_group(op.place.module));
+    }
+    for (const ValueId id : program.inputs(op)) {
+      if (id.valid()) readers[static_cast<size_t>(id.index)].insert(groups.begin(), groups.end());
     }
     const double seconds = groups.empty() ? 0 : seconds_of(program, expected, index, gpu);
     for (const ProductGroup group : groups) {

@@ -19,6 +19,7 @@
 #include "model/parameters.h"
 #include "ops/precision/code_counts/code_counts.h"
 #include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantize_activation/quantize_activation.h"
 #include "program/op_spec.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
@@ -349,14 +350,18 @@ struct Products {
 
 Products products_of(const LayoutCase& layout) {
   const std::unique_ptr<const Program> program = program_of(layout, 0);
-  std::map<int32_t, ValueId> source;  // of codes
+  std::map<int32_t, std::string> source;  // of codes
   Products found;
   for (int32_t index = 0; index < program->op_count(); ++index) {
     const Op& op = program->op(index);
     const auto inputs = program->inputs(op);
     const auto name = [&](ValueId id) { return program->value(id).name; };
-    if (op.spec == &kQuantize) {
-      for (const ValueId output : program->outputs(op)) source[output.index] = inputs[0];
+    if (op.spec == &kQuantize || op.spec == &kQuantizeActivation ||
+        op.spec == &kQuantizeActivationGradient) {
+      const std::string codes = name(program->outputs(op)[0]);
+      for (const ValueId output : program->outputs(op)) {
+        source[output.index] = codes.substr(0, codes.rfind("_q"));
+      }
       if (is_state(program->value(inputs[0]).role)) ++found.weights[inputs[0].index];
     }
     const std::string kind = op.spec->name;
@@ -367,7 +372,7 @@ Products products_of(const LayoutCase& layout) {
                     .operands = {},
                     .layer = op.place.layer};
     for (size_t i = 0; i < 2; ++i) {
-      product.operands[i] = name(is_quantized ? source.at(inputs[i].index) : inputs[i]);
+      product.operands[i] = is_quantized ? source.at(inputs[i].index) : name(inputs[i]);
     }
     (is_quantized ? found.quantized : found.plain).push_back(product);
   }

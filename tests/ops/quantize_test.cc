@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ops/experts/permute/permute.h"
-#include "ops/precision/quantize_activation/quantize_activation.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
 #include "ops/precision/quantized_product.h"
+#include "support/activation_codes.h"
 #include "value_test_support.h"
 
 namespace troupe::testing {
@@ -237,37 +237,6 @@ TEST(Quantize, TransposedCodesBeginAtEachExpertsFirstRow) {
   }
 }
 
-// Results: scales of transposed codes, what codes in rows stand for, and of transposed codes the
-// sums of products of two columns over each expert's rows.
-void show_codes(SampleBuilder& sample, const Quantized& q, ValueId offsets, int64_t experts,
-                BlockShape along_rows, BlockShape along_columns) {
-  Builder& builder = sample.builder();
-  sample.result_without_gradient(q.transposed.scales);
-  const Shape shape = builder.value(q.rows.codes).shape;
-  const int64_t columns = shape[1];
-  Numbers ones(static_cast<size_t>(experts * columns * columns), 0);
-  for (int64_t i = 0; i < experts * columns; ++i) {
-    ones[static_cast<size_t>(i * columns + i % columns)] = 1;
-  }
-  SampleBuilder::Options constant;
-  constant.differentiable = false;
-  const ValueId each = sample.values("each", {experts, columns, columns}, ones, constant);
-  const Codes one = quantize(builder, each, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "o").rows;
-  QuantizedProductAttributes product{.compute = DType::f64};
-  product.operands[0].block = along_rows;
-  sample.result_without_gradient(
-      builder.emit(kQuantizedGroupedLinear, Attributes(product),
-                   {q.rows.codes, one.codes, q.rows.scales, one.scales, offsets}, "y")[0]);
-  const auto transposed = QuantizedProductAttributes::transposed(along_columns, shape);
-  sample.result_without_gradient(builder.emit(
-      kQuantizedGroupedLinearWeightGradient,
-      Attributes(
-          QuantizedProductAttributes{.compute = DType::f64, .operands = {transposed, transposed}}),
-      {q.transposed.codes, q.transposed.codes, q.transposed.scales, q.transposed.scales, offsets,
-       ValueId{}},
-      "dw")[0]);
-}
-
 // Of permuted rows, or gathered as they are quantised: scales, largest elements, what codes in rows
 // stand for, and of transposed codes the sums of products of two columns over each expert's rows.
 std::vector<Numbers> of_permuted_rows(bool gathers, BlockShape along_rows, BlockShape along_columns,
@@ -308,70 +277,26 @@ TEST(Quantize, GathersTheRowsThatPermuteWouldStore) {
   EXPECT_EQ(of_permuted_rows(true, {}, {}, true), of_permuted_rows(false, {}, {}, true));
 }
 
-// Of an activation, or its gradient, of which the codes come from an operation of their own or from
-// that one: scales, largest elements, and what codes stand for, each way; of gradients those of the
-// router's weights, too.
-std::vector<Numbers> of_activations(bool as_made, bool is_gradient, BlockShape along_rows,
-                                    BlockShape along_columns, bool measures) {
-  return run_sample([&](SampleBuilder& sample) {
-    Builder& builder = sample.builder();
-    constexpr int64_t kColumns = 12;
-    constexpr int64_t kRows = 16;
-    const ValueId offsets = sample.integers("offsets", {4}, {0, 5, 5, 13});
-    SampleBuilder::Options constant;
-    constant.differentiable = false;
-    SampleBuilder::Options ragged = constant;
-    ragged.rows = offsets;
-    ragged.rows_element = 3;
-    const ValueId x = sample.tensor("x", {kRows, 2 * kColumns}, ragged);
-    const ValueId dy = sample.tensor("dy", {kRows, kColumns}, ragged);
-    const ValueId weights = sample.tensor("weights", {8, 2}, constant);
-    std::vector<int32_t> slots;
-    for (int32_t row = 0; row < kRows; ++row) slots.push_back(row % 4 == 2 ? -1 : kRows - 1 - row);
-    const ValueId row_slot = sample.integers("row_slot", {kRows}, slots);
-    const QuantizeAttributes codes{.rule = ScaleRule::power_of_two,
-                                   .block = along_rows,
-                                   .order = CodesOrder::both,
-                                   .transposed_block = along_columns,
-                                   .measures = measures};
-    ValueId amax;
-    if (measures) {
-      SampleBuilder::Options before = constant;
-      before.dtype = DType::f32;
-      amax = sample.values("amax", {3, 1}, Numbers(3, 0.5), before);
-    }
-    const ActivationAttributes activation{.clamp = 1.5};
-    Quantized q;
-    if (as_made) {
-      const Attributes both(QuantizeActivationAttributes{codes, activation});
-      const auto outputs =
-          is_gradient
-              ? builder.emit(kQuantizeActivationGradient, both,
-                             {x, offsets, amax, dy, weights, row_slot}, "q")
-              : builder.emit(kQuantizeActivation, both, {x, offsets, amax, weights, row_slot}, "q");
-      q = quantized_of(outputs, codes);
-      if (is_gradient) sample.result_without_gradient(outputs.back());
-    } else {
-      const auto made = is_gradient ? builder.emit(kActivationGradient, Attributes(activation),
-                                                   {x, dy, weights, row_slot}, "d_x")
-                                    : builder.emit(kActivation, Attributes(activation),
-                                                   {x, weights, row_slot}, "y");
-      q = quantize(builder, made[0], offsets, amax, codes, "q");
-      if (is_gradient) sample.result_without_gradient(made[1]);
-    }
-    if (measures) sample.result_without_gradient(q.amax);
-    show_codes(sample, q, offsets, 3, along_rows, along_columns);
-  });
-}
-
 TEST(Quantize, GivesActivationsTheCodesThatTheyWouldHaveOnceStored) {
+  const QuantizeAttributes in_blocks{.rule = ScaleRule::power_of_two,
+                                     .block = {1, 8},
+                                     .order = CodesOrder::both,
+                                     .transposed_block = {8, 1}};
   for (const bool is_gradient : {false, true}) {
     SCOPED_TRACE(is_gradient);
-    const auto blocks = of_activations(true, is_gradient, {1, 8}, {8, 1}, false);
-    EXPECT_EQ(blocks, of_activations(false, is_gradient, {1, 8}, {8, 1}, false));
+    ActivationCodes form{.is_gradient = is_gradient,
+                         .activation = {.clamp = 1.5},
+                         .codes = in_blocks,
+                         .f = 12,
+                         .starts = {0, 5, 5, 13}};
+    const auto run = [&](bool as_made) {
+      return run_sample(activation_codes(form, as_made).build);
+    };
+    const std::vector<Numbers> blocks = run(true);
+    EXPECT_EQ(blocks, run(false));
     EXPECT_NE(largest_of(blocks.back()), 0) << "the case shows nothing";
-    EXPECT_EQ(of_activations(true, is_gradient, {}, {}, true),
-              of_activations(false, is_gradient, {}, {}, true));
+    form.codes = {.order = CodesOrder::both, .measures = true};
+    EXPECT_EQ(run(true), run(false));
   }
 }
 

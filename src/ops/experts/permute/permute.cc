@@ -101,12 +101,6 @@ ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::
                       name)[0];
 }
 
-RowSource source_of_rows(const Program& program, ValueId value, int32_t made_by) {
-  if (made_by < 0 || program.op(made_by).spec != &kPermute) return {value, {}};
-  const auto inputs = program.inputs(program.op(made_by));
-  return {inputs[0], inputs[1], static_cast<int32_t>(program.value(inputs[2]).shape[1])};
-}
-
 const OpSpec kPermute{.name = "permute",
                       .infer = infer_permute,
                       .differentiate = differentiate_permute,

@@ -20,15 +20,6 @@ namespace troupe {
 // the plan's RowCount.
 ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::string& name);
 
-// Where the rows of a value come from.
-struct RowSource {
-  ValueId x;         // the value itself, or what permute gathers it from,
-  ValueId row_slot;  // by these slots
-  int32_t top_k = 0;
-};
-// `made_by`: the operation that defines the value; negative: none does.
-RowSource source_of_rows(const Program& program, ValueId value, int32_t made_by);
-
 // Inputs: x [T, h], row_slot i32 [R] (ragged; gives the result its row count), slot_row i32 [T, k].
 // Output: [R, h], ragged. No attributes.
 extern const OpSpec kPermute;
