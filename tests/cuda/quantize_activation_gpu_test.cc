@@ -56,6 +56,8 @@ TEST(CudaQuantizeActivation, GivesTheCodesOfTheStoredActivation) {
         form.codes = lines;
         form.f = 384;
         expect_same(form);
+        form.f = 200;  // blocks of gated gradients lie across the halves
+        expect_same(form);
         form.codes = whole;
         form.f = 264;  // the last tile is not full
         expect_same(form);

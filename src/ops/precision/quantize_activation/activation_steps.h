@@ -17,8 +17,8 @@ struct QuantizeActivationAttributes {
   ActivationAttributes activation = {};
 };
 
-// For kernels. Of what the first of two steps makes; memory of the second one begins after it.
-inline uint64_t made_bytes(const Shape& shape, DType dtype) {
+// For kernels: of a part of their memory, after which another one begins.
+inline uint64_t aligned_bytes(const Shape& shape, DType dtype) {
   constexpr uint64_t kAlignment = 256;
   const uint64_t bytes = static_cast<uint64_t>(shape.elements()) * size_of(dtype);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -56,7 +56,7 @@ struct ActivationSteps {
     first.outputs = results;
     second.attributes = &codes;
     second.inputs = quantized;
-    second.*memory = args.*memory + made_bytes(made.shape, made.dtype);
+    second.*memory = args.*memory + aligned_bytes(made.shape, made.dtype);
   }
   ActivationSteps(const ActivationSteps&) = delete;
   ActivationSteps& operator=(const ActivationSteps&) = delete;

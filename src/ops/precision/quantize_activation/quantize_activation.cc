@@ -58,6 +58,11 @@ Shape made_shape(const OpView& op) {
   return is_gradient(op) ? op.input(0).shape : activated_shape_of(op);
 }
 
+uint64_t made_bytes(const OpView& op) {
+  return aligned_bytes(made_shape(op), op.input(0).dtype);
+}
+
+// Steps store what they make, and read it again.
 Cost cost_quantize_activation(const OpView& op) {
   const auto& activation = op.attributes<QuantizeActivationAttributes>().activation;
   const int weights_input = is_gradient(op) ? 4 : 3;
@@ -69,6 +74,7 @@ Cost cost_quantize_activation(const OpView& op) {
     bytes += activation_weights_bytes(op.input(weights_input), op.input(weights_input + 1));
   }
   for (int i = 0; i < op.op.output_count; ++i) bytes += static_cast<double>(op.output(i).bytes());
+  if (!makes_activation_tiles(op)) bytes += 2 * static_cast<double>(made_bytes(op));
   const double flops = is_gradient(op) ? activation_gradient_flops(activation, elements, weighted)
                                        : activation_flops(activation, elements, weighted);
   const double passes = op.has_input(2) ? 1 : 2;
@@ -81,13 +87,13 @@ uint64_t codes_workspace(const OpView& op) {
 
 // Of both steps, one after the other.
 uint64_t memory_of_steps(const OpView& op) {
-  return made_bytes(made_shape(op), op.input(0).dtype) + codes_workspace(op);
+  return made_bytes(op) + codes_workspace(op);
 }
 
 uint64_t scratch_quantize_activation(const OpView& op) {
   if (!makes_activation_tiles(op)) return memory_of_steps(op);
   if (!is_gradient(op)) return codes_workspace(op);
-  return made_bytes(tile_sums_shape(activated_shape_of(op)), DType::f32) + codes_workspace(op);
+  return aligned_bytes(tile_sums_shape(activated_shape_of(op)), DType::f32) + codes_workspace(op);
 }
 
 KernelChoice choose_quantize_activation(const OpView& op, const DeviceTraits& device) {
@@ -243,14 +249,14 @@ std::vector<OpSample> samples_quantize_activation_gradient() {
 
 }  // namespace
 
-// The elements of a tile lie within a half of a row. Codes of the activation itself, and in blocks,
-// are those of e4m3.
+// The elements of a tile of gradients lie within a half of a row. Codes of the activation itself,
+// and in blocks, are those of e4m3.
 bool makes_activation_tiles(const OpView& op) {
-  const QuantizeAttributes& codes = op.attributes<QuantizeActivationAttributes>().codes;
+  const auto& [codes, activation] = op.attributes<QuantizeActivationAttributes>();
   const int64_t f = activated_shape_of(op)[1];
-  const TileScales scales = tile_scales(codes);
-  const bool is_whole = scales == TileScales::whole && op.has_input(2);
-  const bool is_lines = scales == TileScales::lines && f % kTransposedRows == 0;
+  const bool is_cut = is_gradient(op) && activation.gated && f % kTransposedRows != 0;
+  const bool is_whole = tile_scales(codes) == TileScales::whole && op.has_input(2);
+  const bool is_lines = tile_scales(codes) == TileScales::lines && !is_cut;
   return op.input(0).dtype == DType::bf16 && is_made_of_packs(f, DType::bf16) &&
          (is_whole || is_lines) && (codes.format == DType::f8e4m3 || (is_whole && is_gradient(op)));
 }

@@ -13,7 +13,8 @@
 // Not with `stores_input`, and not of rows that are gathered, or of the rule fp4.
 //
 // GPUs have a kernel for bf16 that reads x once: in rows of packs of 16 bytes, by scales that are
-// given for whole matrices, or in blocks of 1 x 128 and 128 x 1 that lie within a half of a row.
+// given for whole matrices, or in blocks of 1 x 128 and 128 x 1, of which those of gated gradients
+// have to lie within a half of a row.
 // Everything else goes through memory of the run, one step after the other.
 #pragma once
 

@@ -188,7 +188,7 @@ void quantize_activation_gradient_tiles(const CudaKernelArguments& args) {
   ActivationSteps<CudaKernelArguments> steps(args, &CudaKernelArguments::scratch, true);
   const Shape& dy = args.input(3).shape;
   const Shape parts = tile_sums_shape(dy);
-  steps.second.scratch = args.scratch + made_bytes(parts, DType::f32);
+  steps.second.scratch = args.scratch + aligned_bytes(parts, DType::f32);
   const TransposedGrid grid(steps.made.shape, LiveRows(steps.made), args.input(1));
   const TileOutputs out = tile_outputs(steps.second, tile_factors(steps.second));
   const ActivationRows source(args, 4);
