@@ -411,6 +411,37 @@ TEST(Precision, WeightsAreQuantizedOnceAStep) {
   }
 }
 
+// Where scales are known before or lie within few rows, and nothing else reads what is made.
+TEST(Precision, ActivationsAreQuantizedAsTheyAreMade) {
+  const auto counts_of = [](const PrecisionOptions& precision) {
+    const std::unique_ptr<const Program> program = program_of(one_rank(precision), 0);
+    std::array<int, 4> counts{};
+    for (int32_t index = 0; index < program->op_count(); ++index) {
+      const OpSpec* kind = program->op(index).spec;
+      if (kind == &kActivation) ++counts[0];
+      if (kind == &kActivationGradient) ++counts[1];
+      if (kind == &kQuantizeActivation) ++counts[2];
+      if (kind == &kQuantizeActivationGradient) ++counts[3];
+    }
+    return counts;
+  };
+  const std::array<int, 4> plain = counts_of({});
+  ASSERT_GT(plain[0], 0);
+  const std::array<int, 4> as_made = {0, 0, plain[0], plain[1]};
+  EXPECT_EQ(counts_of(kDelayed), as_made);
+  EXPECT_EQ(counts_of(kBlockwise), as_made);
+  for (PrecisionOptions precision : {kTensorwise, kMxfp8, kNvfp4}) {
+    EXPECT_EQ(counts_of(precision), plain);
+  }
+  for (PrecisionOptions precision : {kDelayed, kBlockwise}) {
+    PrecisionOptions stores = precision;
+    stores.stores_activation_inputs = true;
+    EXPECT_EQ(counts_of(stores), plain);
+    precision.weight_gradients = false;
+    EXPECT_EQ(counts_of(precision), plain);
+  }
+}
+
 TEST(Precision, GradientsOfWeightsMayKeepTheirs) {
   PrecisionOptions precision = kDelayed;
   const Products all = products_of(one_rank(precision));

@@ -11,6 +11,7 @@
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
 #include "ops/attention/gated_delta_rule/gated_delta_state.h"
 #include "ops/attention/rope/rope.h"
+#include "ops/precision/quantize_activation/quantize_activation.h"
 #include "ops/registry.h"
 #include "support/errors.h"
 
@@ -396,6 +397,46 @@ TEST(KernelChoice, OfCodes) {
   // Both operands in f32, a bias, and what cuBLASLt needs.
   EXPECT_EQ(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all).needs.scratch,
             (uint64_t{32} << 20) + 4 * (256 * 32 + 64 * 32) + 256);
+}
+
+// In tiles by scales that are known, or in blocks that lie within a half of a row.
+TEST(KernelChoice, OfQuantizedActivations) {
+  const QuantizeAttributes whole{.order = CodesOrder::both};
+  const QuantizeAttributes lines{.rule = ScaleRule::power_of_two,
+                                 .block = {1, 128},
+                                 .order = CodesOrder::both,
+                                 .transposed_block = {128, 1}};
+  const auto of = [](DType dtype, int64_t f, const QuantizeAttributes& codes, bool is_gradient,
+                     bool gated = true) {
+    const KernelChoice choice = choose(kHopper, [&](Builder& builder) {
+      const ValueId x = builder.input("x", dtype, {256, gated ? 2 * f : f});
+      const ValueId dy = builder.input("dy", dtype, {256, f});
+      const ValueId amax =
+          codes.block == BlockShape{} ? builder.input("amax", DType::f32, {1, 1}) : ValueId{};
+      const ValueId weights = builder.input("weights", accumulation_dtype(dtype), {256, 1});
+      const ValueId slots = builder.input("slots", DType::i32, {256});
+      std::vector<ValueId> inputs = {x, {}, amax};
+      if (is_gradient) inputs.push_back(dy);
+      inputs.insert(inputs.end(), {weights, slots});
+      builder.emit(is_gradient ? kQuantizeActivationGradient : kQuantizeActivation,
+                   Attributes(QuantizeActivationAttributes{codes, {.gated = gated}}), inputs, "q");
+    });
+    return fmt::format("{}, {}", choice.variant, choice.needs.scratch);
+  };
+  // Scales of the tensor; of gradients a part of each row's sum for each tile, too.
+  EXPECT_EQ(of(DType::bf16, 264, whole, false), "tiles, 4");
+  EXPECT_EQ(of(DType::bf16, 264, whole, true), "tiles, 3076");
+  EXPECT_EQ(of(DType::bf16, 264, lines, false), fmt::format("tiles, {}", (256 * 3 + 2 * 264) * 4));
+  EXPECT_TRUE(of(DType::bf16, 384, lines, true).starts_with("tiles, "));
+  EXPECT_TRUE(of(DType::bf16, 264, lines, true, /*gated=*/false).starts_with("tiles, "));
+  // Otherwise what is made, before it is quantised.
+  EXPECT_EQ(of(DType::bf16, 264, lines, true),
+            fmt::format("steps, {}", 256 * 528 * 2 + (256 * 5 + 2 * 528) * 4));
+  EXPECT_EQ(of(DType::bf16, 12, whole, false), fmt::format("steps, {}", 256 * 12 * 2 + 4));
+  EXPECT_EQ(of(DType::f32, 264, whole, true), fmt::format("steps, {}", 256 * 528 * 4 + 4));
+  QuantizeAttributes of_gradients = whole;
+  of_gradients.format = DType::f8e5m2;
+  EXPECT_TRUE(of(DType::bf16, 264, of_gradients, true).starts_with("tiles, "));
 }
 
 TEST(KernelChoice, IsThereForEveryKind) {

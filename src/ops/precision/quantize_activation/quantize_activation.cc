@@ -109,10 +109,10 @@ std::string print_quantize_activation(const Attributes& any) {
 // A sample: rows of experts, which begin at `starts`, with the router's weights; or, without
 // starts, those of a dense layer.
 struct CodesSample {
-  int64_t f;
-  std::vector<int32_t> starts;
-  ActivationAttributes activation;
-  QuantizeAttributes codes;
+  int64_t f = 0;
+  std::vector<int32_t> starts = {};
+  ActivationAttributes activation = {};
+  QuantizeAttributes codes = {};
   bool is_given = false;  // the largest elements are
 };
 
@@ -231,8 +231,8 @@ std::vector<OpSample> samples_of(bool is_gradient) {
        {24, {0, 5, 9}, {.function = kRelu, .clamp = 1.25, .linear_offset = 1}, whole, true}},
       {"no_rows", {16, {0, 0, 0}, gated, whole, true}}};
   std::vector<OpSample> samples;
-  for (const auto& [name, form] : forms) {
-    samples.push_back({name, [form, is_gradient](SampleBuilder& sample) {
+  for (const auto& named : forms) {
+    samples.push_back({named.first, [form = named.second, is_gradient](SampleBuilder& sample) {
                          declare_codes_sample(sample, form, is_gradient);
                        }});
   }
