@@ -84,7 +84,9 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
   const bool one_scale_each = has_one_scale_each(attributes);
   const bool scales_fit = one_scale_each || (has_blocks_of_stages(attributes, product) &&
                                              op.input(2).dtype == DType::f32);
-  if (on_hopper && scales_fit && has_tiled_codes(op, DType::f8e4m3)) {
+  // Tensor cores' kernels take f8e5m2 on the left alone.
+  const bool formats_fit = op.input(1).dtype == DType::f8e4m3;
+  if (on_hopper && scales_fit && formats_fit && has_tiled_codes(op, DType::f8e4m3)) {
     const bool pair = tiled == GroupedVariant::sm90_pair;
     const char* variant = one_scale_each ? (pair ? "sm90 codes pair" : "sm90 codes")
                                          : (pair ? "sm90 code blocks pair" : "sm90 code blocks");
