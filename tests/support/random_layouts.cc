@@ -3,6 +3,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -107,8 +108,11 @@ class Draw {
   explicit Draw(uint64_t number) : number_(number) {}
   template <class T, size_t N>
   T of(const std::array<T, N>& choices) {
-    return choices[static_cast<size_t>(
-        random_below(N, kDraw, RandomStream::test, static_cast<uint32_t>(number_), next_++))];
+    return choices[below(N)];
+  }
+  size_t below(size_t count) {
+    return static_cast<size_t>(
+        random_below(count, kDraw, RandomStream::test, static_cast<uint32_t>(number_), next_++));
   }
 
  private:
@@ -157,6 +161,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.reset_attention_mask) text += "_documents";
   if (c.model.mtp_num_layers > 0) text += "_mtp" + std::to_string(c.model.mtp_num_layers);
   if (c.model.mtp_use_repeated_layer) text += "_repeated";
+  if (c.stages.find('m') < c.stages.rfind('|')) text += "_spread";
   return text;
 }
 
@@ -184,7 +189,7 @@ void draw_order(Draw& draw, LayoutCase& c) {
   if (c.model.tie_embeddings && moved) c.loss_chunk_tokens = 0;
 }
 
-// Layers of multi-token prediction, with the loss.
+// Layers of multi-token prediction, in the stage of the loss.
 void draw_mtp(Draw& draw, LayoutCase& c) {
   c.model.mtp_num_layers = draw.of(std::array{0, 0, 1, 2});
   if (c.model.mtp_num_layers == 0) return;
@@ -194,6 +199,27 @@ void draw_mtp(Draw& draw, LayoutCase& c) {
   if (!c.stages.empty()) {
     c.stages.insert(c.stages.size() - 1, static_cast<size_t>(c.model.mtp_num_layers), 'm');
   }
+}
+
+// Half of the pipelines with such layers have the first of them before the stage of the loss, and
+// stages that end anywhere. One layer of all depths stays on one rank.
+void draw_spread(Draw& draw, LayoutCase& c) {
+  const int32_t ranks = c.layout.pipeline_parallel;
+  const auto depths = static_cast<size_t>(c.model.mtp_num_layers);
+  if (depths == 0 || ranks == 1 || draw.of(std::array{false, true})) return;
+  const std::string layers(static_cast<size_t>(c.model.num_layers), 't');
+  std::string stages = "E" + layers + std::string(depths, 'm');
+  stages.insert(1 + layers.size() + 1 + draw.below(depths), 1, '|');
+  for (int32_t more = ranks * c.chunks - 2; more > 0; --more) {
+    stages.insert(1 + draw.below(stages.size()), 1, '|');
+  }
+  stages += 'L';
+  const StagePlacement placement =
+      c.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
+  const PipelinePartition partition =
+      parse_partition(stages, c.model.num_layers, c.model.mtp_num_layers, ranks, placement).value();
+  if (c.model.mtp_use_repeated_layer && partition.mtp_ranks().size() > 1) return;
+  c.stages = stages;
 }
 
 // Some of those whose experts are on four ranks or more reach them in two steps.
@@ -252,6 +278,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   c.reset_attention_mask = draw.of(std::array{false, false, true});
   draw_mtp(draw, c);
   draw_nodes(draw, c);
+  draw_spread(draw, c);
   o.key_value_heads = c.model.num_query_groups;
   OrRefusal<Layout> layout = try_layout(o);
   if (layout.refusal() != nullptr) return std::nullopt;

@@ -2,8 +2,8 @@
 // parallelism, CP in its forms, PP with all schedules and uneven stages, EP and ETP with all
 // dispatchers, orders of the ranks, micro-batches, and models with every kind of layer and loss;
 // with state sharded or not, collectives early or in their places, with and without overlap,
-// recompute, and attention within documents. The draw is seeded: a layout has the same number, and
-// the same name, forever.
+// recompute, attention within documents, and layers of multi-token prediction in any stages. The
+// draw is seeded: a layout has the same number, and the same name, forever.
 #pragma once
 
 #include <vector>
