@@ -4,7 +4,9 @@
 #include <array>
 #include <fmt/format.h>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -21,6 +23,7 @@ namespace troupe {
 namespace {
 
 constexpr int32_t kLongestPeriod = 8;
+constexpr int32_t kNoLayer = -1;  // embedding, head and loss
 
 bool are_alike(const ModelConfig& config, int32_t a, int32_t b) {
   return config.is_moe_layer(a) == config.is_moe_layer(b) &&
@@ -61,7 +64,8 @@ ModelConfig with_layers(ModelConfig config, int32_t first, int32_t layers, int32
 
 struct Measured {
   double seconds = 0;
-  double bytes = 0;  // beside state
+  double bytes = 0;                // beside state
+  std::map<int32_t, double> work;  // seconds of the first micro-batch's compute by layer
 };
 
 Measured measure_step(Options options, const ModelConfig& config, const GpuCluster& cluster,
@@ -74,8 +78,16 @@ Measured measure_step(Options options, const ModelConfig& config, const GpuClust
       plan_memory(*step.program, /*threads=*/1, Device::cuda, cluster.model.traits);
   const TimedProgram timed = time_program(*step.program, memory, cluster, spec.layout->layout, 0);
   const std::array<const TimedProgram*, 1> programs = {&timed};
-  return {.seconds = simulate_step(programs, cluster.model.launch_seconds).seconds,
-          .bytes = static_cast<double>(memory.device_bytes() - memory.state_bytes)};
+  Measured measured = {.seconds = simulate_step(programs, cluster.model.launch_seconds).seconds,
+                       .bytes = static_cast<double>(memory.device_bytes() - memory.state_bytes),
+                       .work = {}};
+  for (int32_t i = 0; i < step.program->op_count(); ++i) {
+    const TimedOperation& operation = timed.operations[static_cast<size_t>(i)];
+    const Place& place = step.program->op(i).place;
+    if (operation.queue != Queue::compute || place.micro_batch != 0) continue;
+    measured.work[place.layer] += operation.seconds;
+  }
+  return measured;
 }
 
 // Stages that are needed where none takes longer than `most`.
@@ -228,11 +240,14 @@ UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
   const double period = period_;
   costs.layer = std::max(0.0, large_each - small_each) / period;
   const double rest = std::max(0.0, small_each - period * costs.layer);
-  const int32_t sequence = sequence_length_of(options, config_);
-  const double head_flops = model_->head_flops();
-  const double dense_flops = dense_layers_ > 0 ? model_->layer_flops(0, sequence) : 0;
-  costs.head = rest * head_flops / (head_flops + dense_flops);
+  costs.head = dense_layers_ > 0 ? std::min(rest, one.work.at(kNoLayer)) : rest;
   costs.dense_layer = rest - costs.head;
+  if (config_.mtp_num_layers > 0) {
+    ModelConfig predicting = small;
+    predicting.mtp_num_layers = 1;
+    const auto work = measure_step(options, predicting, cluster_, 1).work;
+    costs.mtp_layer = costs.layer + std::max(0.0, work.at(few) - work.at(few - 1));
+  }
   const double small_once = one.seconds - small_each;
   const double large_once = one_of_large.seconds - large_each;
   costs.update_of_layer = std::max(0.0, large_once - small_once) / period;
@@ -242,44 +257,47 @@ UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
   return costs;
 }
 
-// Layers, those of multi-token prediction as one part, and the loss.
-std::vector<double> LayoutEstimator::weights_of_parts(const UnitCosts& costs) const {
-  std::vector<double> weights;
+// Layers, those of multi-token prediction, and the loss with the heads of all depths. A layer that
+// serves all depths is one part, because it stays on one rank.
+std::vector<LayoutEstimator::Part> LayoutEstimator::parts_of(const UnitCosts& costs) const {
+  std::vector<Part> parts;
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    weights.push_back(layer < dense_layers_ ? costs.dense_layer : costs.layer);
+    parts.push_back(
+        {.seconds = layer < dense_layers_ ? costs.dense_layer : costs.layer, .layers = 1});
   }
-  if (config_.mtp_num_layers > 0) {
-    weights.push_back(config_.mtp_num_layers * (costs.layer + costs.head));
+  const int32_t depths = config_.mtp_num_layers;
+  const int32_t at_once = config_.mtp_use_repeated_layer ? depths : 1;
+  for (int32_t depth = 0; depth < depths; depth += at_once) {
+    parts.push_back({.seconds = at_once * costs.mtp_layer, .mtp_layers = at_once});
   }
-  weights.push_back(costs.head);
-  return weights;
+  parts.push_back({.seconds = (1 + depths) * costs.head});
+  return parts;
 }
 
 double LayoutEstimator::seconds(const UnitCosts& costs, LayoutChoice& choice) const {
-  const std::vector<double> weights = weights_of_parts(costs);
+  const std::vector<Part> parts = parts_of(costs);
+  std::vector<double> weights;
+  for (const Part& part : parts) weights.push_back(part.seconds);
   const int32_t stages = choice.pp * choice.vpp;
-  const std::vector<int32_t> parts = balance_stages(weights, stages);
+  const std::vector<int32_t> parts_of_stage = balance_stages(weights, stages);
   std::vector<double> of_rank(static_cast<size_t>(choice.pp), 0.0);
   std::vector<int32_t> layers_of_rank(static_cast<size_t>(choice.pp), 0);
   PipelinePartition partition{.ranks = choice.pp, .chunks = choice.vpp, .stages = {}};
-  size_t part = 0;
+  const Part* part = parts.data();
   bool is_even = true;
   for (int32_t number = 0; number < stages; ++number) {
     PipelineStage stage;
     stage.embedding = number == 0;
     stage.loss = number + 1 == stages;
     const auto rank = static_cast<size_t>(number % choice.pp);
-    for (int32_t i = 0; i < parts[static_cast<size_t>(number)]; ++i, ++part) {
-      of_rank[rank] += weights[part];
-      if (part < static_cast<size_t>(config_.num_layers)) {
-        ++stage.layers;
-        ++layers_of_rank[rank];
-      } else if (part + 1 < weights.size()) {
-        stage.mtp_layers = config_.mtp_num_layers;
-        is_even = is_even && stage.loss;
-      }
+    for (int32_t i = 0; i < parts_of_stage[static_cast<size_t>(number)]; ++i, ++part) {
+      of_rank[rank] += part->seconds;
+      stage.layers += part->layers;
+      stage.mtp_layers += part->mtp_layers;
     }
-    is_even = is_even && stage.layers * stages == config_.num_layers;
+    layers_of_rank[rank] += stage.layers + stage.mtp_layers;
+    is_even = is_even && stage.layers * stages == config_.num_layers &&
+              stage.mtp_layers == (stage.loss ? config_.mtp_num_layers : 0);
     partition.stages.push_back(stage);
   }
   choice.stages = choice.pp == 1 || is_even ? "" : text_of_stages(partition);
@@ -307,7 +325,8 @@ LayoutEstimator::Bytes LayoutEstimator::bytes(const UnitCosts& costs,
   const auto layers_of = [&](int32_t place) {
     int32_t layers = 0;
     for (int32_t chunk = 0; chunk < vpp; ++chunk) {
-      layers += ModelPart{.run = run, .rank = first_rank(place)}.stage(chunk).layers;
+      const PipelineStage stage = ModelPart{.run = run, .rank = first_rank(place)}.stage(chunk);
+      layers += stage.layers + stage.mtp_layers;
     }
     return layers;
   };
@@ -320,7 +339,9 @@ LayoutEstimator::Bytes LayoutEstimator::bytes(const UnitCosts& costs,
   for (int32_t place = 1; place < pp; ++place) {
     if (kept_by(place) > kept_by(fullest)) fullest = place;
   }
-  for (const int32_t place : {0, fullest, pp - 1}) {
+  std::set<int32_t> places = {0, fullest, pp - 1};
+  for (const int32_t place : run->partition.mtp_ranks()) places.insert(place);
+  for (const int32_t place : places) {
     const ModelState state = declare_model_state(model_, options.compute_dtype, /*trained=*/true,
                                                  {.run = run, .rank = first_rank(place)});
     const StateLayout layout(*state.table);

@@ -26,6 +26,7 @@ namespace troupe {
 struct UnitCosts {
   double layer = 0;        // seconds of a layer, of the kind that most are
   double dense_layer = 0;  // of the first layers of some models, which have no experts
+  double mtp_layer = 0;    // of a layer of multi-token prediction, without its head
   double head = 0;         // of embedding, head and loss
   double update_of_layer = 0;
   double update_of_rest = 0;
@@ -41,7 +42,7 @@ class LayoutEstimator {
   using Unit = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, RecomputeChoice,
                           TokenDispatcher>;
   Unit unit_of(const LayoutChoice& choice) const;
-  // Plans four short steps.
+  // Plans four short steps, with multi-token prediction five.
   UnitCosts measure(const LayoutChoice& choice) const;
 
   // Of a rank's weights and gradients, and what it keeps for the optimizer, at the least: without
@@ -58,7 +59,13 @@ class LayoutEstimator {
   Bytes bytes(const UnitCosts& costs, const LayoutChoice& choice) const;
 
  private:
-  std::vector<double> weights_of_parts(const UnitCosts& costs) const;
+  // What the stages of a pipeline are cut between.
+  struct Part {
+    double seconds = 0;
+    int32_t layers = 0;  // of the decoder
+    int32_t mtp_layers = 0;
+  };
+  std::vector<Part> parts_of(const UnitCosts& costs) const;
 
   const LayoutSpace& space_;
   const ModelConfig& config_;

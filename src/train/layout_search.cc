@@ -137,7 +137,7 @@ class Search {
     for (size_t i = 0; i < std::min(kTried, by_state.size()); ++i) {
       LayoutChoice choice = *by_state[i].second;
       UnitCosts equal;
-      equal.layer = equal.dense_layer = equal.head = 1;
+      equal.layer = equal.dense_layer = equal.mtp_layer = equal.head = 1;
       estimator_.seconds(equal, choice);
       try {
         estimator_.bytes(UnitCosts{}, choice);

@@ -205,8 +205,9 @@ TEST_F(LayoutSearchTest, StagesAreWrittenShort) {
   EXPECT_EQ(stages(8, 1, 1, 8 * 10 + 8.1e5), "");
 }
 
-// Layers without experts have a time of their own, and those of multi-token prediction are one
-// part, with a head each: they stay with the loss.
+// Layers without experts have a time of their own, and so have those of multi-token prediction,
+// whose heads are with the loss. They lie wherever stages become equal; one that serves all depths
+// stays on one rank.
 TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
   const auto stages = [&](std::vector<std::string> flags, double seconds) {
     use(std::move(flags));
@@ -217,11 +218,16 @@ TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
     UnitCosts costs;
     costs.layer = costs.head = 1;
     costs.dense_layer = 3;
+    costs.mtp_layer = 1.5;
     EXPECT_DOUBLE_EQ(estimator.seconds(costs, choice), seconds);
     return choice.stages;
   };
-  // 5 layers, and 2 with the prediction's layer and head and the model's head.
-  EXPECT_EQ(stages({"--num-layers", "7", "--mtp-num-layers", "1"}, 16 * 5 + 5), "Et*5|t*2mL");
+  // 5 layers, and 2 with the prediction's layer and two heads.
+  EXPECT_EQ(stages({"--num-layers", "7", "--mtp-num-layers", "1"}, 16 * 5.5 + 5), "Et*5|t*2mL");
+  EXPECT_EQ(stages({"--num-layers", "2", "--mtp-num-layers", "3"}, 16 * 5.5 + 5), "Et*2m*2|mL");
+  const std::vector<std::string> shared = {"--num-layers", "2", "--mtp-num-layers", "3",
+                                           "--mtp-use-repeated-layer"};
+  EXPECT_EQ(stages(shared, 16 * 6.5 + 4), "Et*2m*3|L");
   // 2 layers of 3, and 5 of 1 with the head.
   EXPECT_EQ(
       stages({"--num-layers", "7", "--moe-layer-freq", "[0]*2+[1]*5", "--ffn-hidden-size", "64"},
@@ -234,7 +240,7 @@ TEST_F(LayoutSearchTest, TheLossMayStandAlone) {
   use({"--num-layers", "7", "--mtp-num-layers", "1"});
   const LayoutSpace space = make_space();
   UnitCosts costs;
-  costs.layer = 0.001;
+  costs.layer = costs.mtp_layer = 0.001;
   costs.head = 1;
   LayoutChoice choice;
   choice.pp = 2;
@@ -269,6 +275,50 @@ TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheRankThatHasMost) {
   choice.pp = 4;
   choice.stages = "Et|t*6|t|tL";
   EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), (3 * 6 + 5) * 1e12, 1e9);
+}
+
+// A layer of multi-token prediction keeps what the decoder's layers do.
+TEST_F(LayoutSearchTest, KeepsWhatLayersOfMultiTokenPredictionHaveInFlight) {
+  use({"--num-layers", "5", "--mtp-num-layers", "2"});
+  const LayoutSpace space = make_space();
+  const LayoutEstimator estimator(space, config_, cluster_);
+  UnitCosts costs;
+  costs.layer_bytes = 1e12;
+  LayoutChoice choice;
+  choice.pp = 4;
+  choice.stages = "Et|t|t*3m*2|L";
+  EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 2 * 5e12, 1e9);
+}
+
+// It takes longer than one of them by embedding, norms and the product that joins its inputs. Its
+// head is the model's, so a model without such layers has the same costs otherwise.
+TEST_F(LayoutSearchTest, LayersOfMultiTokenPredictionAreMeasured) {
+  const auto measured = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"--num-layers", "8", "--moe-layer-freq", "[0]*2+[1]*6",
+                                 "--ffn-hidden-size", "64"});
+    use(flags);
+    const LayoutSpace space = make_space();
+    return LayoutEstimator(space, config_, cluster_).measure(LayoutChoice{});
+  };
+  const UnitCosts plain = measured({});
+  const UnitCosts predicting = measured({"--mtp-num-layers", "2"});
+  EXPECT_GT(predicting.mtp_layer, predicting.layer);
+  EXPECT_EQ(plain.mtp_layer, 0);
+  EXPECT_EQ(plain.layer, predicting.layer);
+  EXPECT_EQ(plain.dense_layer, predicting.dense_layer);
+  EXPECT_EQ(plain.head, predicting.head);
+}
+
+// Whether there are layers without experts, whose time is told from that of the head.
+TEST_F(LayoutSearchTest, TheHeadCostsWhatItDoesWithoutDenseLayers) {
+  const auto head_of = [&](const std::string& experts_in) {
+    use({"--model", "qwen3-30b-a3b", "--num-layers", "8", "--seq-length", "4096",
+         "--moe-layer-freq", experts_in, "--ffn-hidden-size", "64"});
+    const LayoutSpace space = make_space();
+    return LayoutEstimator(space, config_, cluster_).measure(LayoutChoice{}).head;
+  };
+  const double all = head_of("[1]*8");
+  EXPECT_NEAR(head_of("[0]*2+[1]*6"), all, 0.05 * all);
 }
 
 // Whatever a pipeline's stages count, a layer's costs are those of one stage.
