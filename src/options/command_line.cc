@@ -327,6 +327,15 @@ std::vector<std::string> notes_on_options(const Options& options,
         "--sequence-parallel changes nothing: it shares the sequence among the ranks of "
         "--tensor-model-parallel-size, and there is one.");
   }
+  const bool experts_are_shared =
+      options.expert_model_parallel_size > 1 ||
+      (options.search && !was_given(options, "expert-model-parallel-size"));
+  if (options.moe_expert_clones > 0 && !experts_are_shared) {
+    notes.push_back(fmt::format(
+        "--moe-expert-clones {} changes nothing: it copies experts between the ranks of "
+        "--expert-model-parallel-size, and there is one. Give more of them, or leave it out.",
+        options.moe_expert_clones));
+  }
   if (options.decrease_batch_size_if_needed && options.global_batch_size &&
       global_batch_size_of(options) != *options.global_batch_size) {
     notes.push_back(fmt::format(

@@ -189,6 +189,24 @@ TEST(Parse, DataAreNamedInOneWay) {
   EXPECT_EQ(notes(train({"--train-data-path", "a", "--test-data-path", "b"})).size(), 0U);
 }
 
+// A search shares them among ranks.
+TEST(Parse, CopiesOfExpertsNeedRanksThatShareThem) {
+  const auto notes_of = [](Arguments more) {
+    Arguments arguments = {
+        "plan", "--gpus", "8xh100", "--global-batch-size", "8", "--moe-expert-clones", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return notes(arguments);
+  };
+  const Arguments said = {
+      "--moe-expert-clones 2 changes nothing: it copies experts between the ranks of "
+      "--expert-model-parallel-size, and there is one. Give more of them, or leave it out."};
+  EXPECT_EQ(notes_of({}), said);
+  EXPECT_EQ(notes_of({"--search", "--expert-model-parallel-size", "1"}), said);
+  EXPECT_EQ(notes_of({"--search"}), Arguments{});
+  EXPECT_EQ(notes_of({"--expert-model-parallel-size", "2"}), Arguments{});
+  EXPECT_EQ(notes_of({"--moe-expert-clones", "0"}).size(), 1U) << "given more than once";
+}
+
 TEST(Parse, FlagsThatWouldNotDoWhatTheySayAreExplained) {
   EXPECT_EQ(parse_command_line(train_with({"--reset-position-ids"})).notes.size(), 1U);
   EXPECT_EQ(refusal(train_with({"--dataloader-inter-document-masking"})),
