@@ -17,9 +17,10 @@ enum class RandomStream : uint32_t {
   router_noise = 4,  // input jitter
   dropout = 5,       // `substream` is the place in the model; see DropoutMask
   test = 6,
-  random_logits = 7,  // forced balance of the router
-  moments = 8,        // rounding of AdamW's moments to f8e4m3
-  logit_bias = 9,     // forced imbalance of the router; `substream` is the layer
+  random_logits = 7,   // forced balance of the router
+  moments = 8,         // rounding of AdamW's moments to f8e4m3
+  logit_bias = 9,      // forced imbalance of the router; `substream` is the layer
+  expert_shares = 10,  // plans for uneven loads
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).

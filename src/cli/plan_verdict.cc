@@ -49,17 +49,22 @@ std::string experts_text(const ExpertRows& rows) {
   return fmt::format("; experts up to {:.2f} x even", room_of(rows));
 }
 
-std::optional<Verdict::Load> load_of(const ExpertLoad& load, int32_t ranks) {
+std::optional<Verdict::Load> load_of(const ExpertLoad& load, const RunLayout& run) {
   if (load.is_even()) return std::nullopt;
-  return Verdict::Load{.ranks = ranks, .mean = load.mean(ranks), .largest = load.largest(ranks)};
+  const int32_t ranks = run.layout.ep();
+  return Verdict::Load{.ranks = ranks,
+                       .mean = load.mean(ranks),
+                       .largest = load.largest(ranks),
+                       .has_copies = run.expert_clones > 0};
 }
 
 // "load: 1.31 x even on the fullest rank, 1.62 in the worst layer; room for 1.50".
 std::string load_text(const Verdict& verdict) {
   if (!verdict.load) return {};
-  const auto& [ranks, mean, largest] = *verdict.load;
+  const auto& [ranks, mean, largest, has_copies] = *verdict.load;
   if (ranks == 1) return "load: each rank has all experts, so it makes no difference\n";
-  std::string text = fmt::format("load: {:.2f} x even on the fullest rank", mean);
+  std::string text = fmt::format("load: {:.2f} x even on the fullest rank{}", mean,
+                                 has_copies ? " after copies" : "");
   if (largest > mean) text += fmt::format(", {:.2f} in the worst layer", largest);
   const double room = room_of(verdict.expert_rows);
   if (room > 0) text += fmt::format("; room for {:.2f}", room);
@@ -104,7 +109,7 @@ Verdict verdict_of(const Options& options, const StepSpec& step, const RanksRepo
   Verdict verdict{.memory = report.memory,
                   .fullest_rank = report.fullest().first_rank,
                   .expert_rows = report.least_room(),
-                  .load = load_of(cluster.expert_load, run.layout.ep()),
+                  .load = load_of(cluster.expert_load, run),
                   .gpus = cluster.gpus,
                   .time = report.time,
                   .limit = report.memory.fits() ? std::string(limit_of(report.time)) : "memory"};

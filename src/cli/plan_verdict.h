@@ -17,9 +17,10 @@ struct Verdict {
   ExpertRows expert_rows;  // of the experts with the least room
   // Of --expert-load, on the fullest of the ranks that share the experts: 1 is even.
   struct Load {
-    int32_t ranks = 1;   // that share them
-    double mean = 1;     // of the layers
-    double largest = 1;  // of the worst layer
+    int32_t ranks = 1;        // that share them
+    double mean = 1;          // of the layers
+    double largest = 1;       // of the worst layer
+    bool has_copies = false;  // of hot experts, after which it is counted
   };
   std::optional<Load> load;  // unset: it is even
   int32_t gpus = 1;

@@ -134,7 +134,7 @@ ExpertLoad measured_load(const Options& options, int32_t experts) {
            "no line of a step says what rows the experts got. Take a run of a model with "
            "experts that has logged a step, or dirichlet:ALPHA.");
   }
-  return ExpertLoad::measured(steps);
+  return ExpertLoad::measured(steps, options.moe_expert_clones);
 }
 
 }  // namespace
@@ -151,7 +151,8 @@ ExpertLoad expert_load_of(const Options& options, const ModelConfig& config) {
     refuse(options, "the model has no experts. Leave --expert-load out.");
   }
   if (const std::optional<double> alpha = alpha_of(options)) {
-    return ExpertLoad::dirichlet(*alpha, config.num_experts, config.moe_router_topk);
+    return ExpertLoad::dirichlet(*alpha, config.num_experts, config.moe_router_topk,
+                                 options.moe_expert_clones);
   }
   return measured_load(options, config.num_experts);
 }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
+#include "base/random.h"
+#include "ops/routing/clone_placement/clone_placement.h"
 
 namespace troupe {
 namespace {
@@ -48,33 +51,80 @@ double largest_of_gammas(double a, int32_t count) {
   return sum * step / a;
 }
 
-// Of the fullest of P ranks, over the mean; the sum of all rows is positive.
-double load_of(const std::vector<double>& rows, int32_t parts) {
-  const auto held = static_cast<std::ptrdiff_t>(rows.size()) / parts;
-  double sum = 0;
-  double most = 0;
-  for (auto first = rows.begin(); first != rows.end(); first += held) {
-    const double of_rank = std::accumulate(first, first + held, 0.0);
-    sum += of_rank;
-    most = std::max(most, of_rank);
+// Of the fullest of P ranks, over the mean; the sum of all rows is positive. Rows are counted as
+// 32-bit integers, in larger units where they are more.
+double load_of(const std::vector<double>& rows, const ClonePlacementAttributes& ranks) {
+  constexpr double kMostRows = 1 << 30;
+  const double sum = std::accumulate(rows.begin(), rows.end(), 0.0);
+  const double unit = std::max(1.0, sum / kMostRows);
+  std::vector<int32_t> loads;
+  for (const double each : rows) loads.push_back(static_cast<int32_t>(std::lround(each / unit)));
+  const std::vector<int32_t> of_ranks = rows_with_clones(loads, ranks);
+  const double counted = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0);
+  return std::max(1.0, ranks.parts * *std::max_element(of_ranks.begin(), of_ranks.end()) / counted);
+}
+
+// The logarithm of a gamma variable (Marsaglia and Tsang, 2000, who draw one of the parameter a + 1
+// where a is below 1). `next` counts what is drawn of a stream.
+double draw_log_gamma(double a, uint32_t stream, uint64_t& next) {
+  constexpr uint64_t kSeed = 1;
+  const auto uniform = [&] {  // not 0
+    return 1 - random_uniform(kSeed, RandomStream::expert_shares, stream, next++);
+  };
+  const double d = (a < 1 ? a + 1 : a) - 1.0 / 3;
+  const double c = 1 / std::sqrt(9 * d);
+  const double rest = a < 1 ? std::log(uniform()) / a : 0;
+  while (true) {
+    const double x = random_normal(kSeed, RandomStream::expert_shares, stream, next++);
+    const double v = std::pow(1 + c * x, 3);
+    if (v <= 0) continue;
+    if (std::log(uniform()) < x * x / 2 + d - d * v + d * std::log(v)) {
+      return std::log(d * v) + rest;
+    }
   }
-  return std::max(1.0, parts * most / sum);
+}
+
+// Draws of the experts' rows, of 2^24 in all, as those of one layer in as many steps.
+std::vector<std::vector<ExpertLoad::LayerRows>> draw_steps(double alpha, int32_t experts) {
+  constexpr uint32_t kDraws = 256;
+  constexpr double kRows = 1 << 24;
+  std::vector<std::vector<ExpertLoad::LayerRows>> steps;
+  for (uint32_t draw = 0; draw < kDraws; ++draw) {
+    uint64_t next = 0;
+    std::vector<double> rows;
+    for (int32_t expert = 0; expert < experts; ++expert) {
+      rows.push_back(draw_log_gamma(alpha, draw, next));
+    }
+    const double most = *std::max_element(rows.begin(), rows.end());
+    for (double& each : rows) each = std::exp(each - most);
+    const double sum = std::accumulate(rows.begin(), rows.end(), 0.0);
+    for (double& each : rows) each *= kRows / sum;
+    steps.push_back({{.layer = 0, .rows = std::move(rows)}});
+  }
+  return steps;
 }
 
 }  // namespace
 
-ExpertLoad ExpertLoad::dirichlet(double alpha, int32_t experts, int32_t top_k) {
+ExpertLoad ExpertLoad::dirichlet(double alpha, int32_t experts, int32_t top_k, int32_t clones) {
   ExpertLoad load;
-  for (const int32_t parts : divisors_of(experts)) {
+  if (clones > 0) {
+    load = measured(draw_steps(alpha, experts), clones).averaged();
+  } else {
+    for (const int32_t parts : divisors_of(experts)) {
+      load.of_parts_[parts].mean =
+          parts == 1 ? 1 : largest_of_gammas(alpha * experts / parts, parts);
+    }
+  }
+  for (auto& [parts, of_parts] : load.of_parts_) {
     const int32_t held = experts / parts;
     const double most = static_cast<double>(parts) * std::min(top_k, held) / top_k;
-    const double drawn = parts == 1 ? 1 : largest_of_gammas(alpha * held, parts);
-    load.of_parts_[parts].mean = std::min(drawn, most);
+    of_parts.mean = std::min(of_parts.mean, most);
   }
   return load;
 }
 
-ExpertLoad ExpertLoad::measured(std::span<const std::vector<LayerRows>> steps) {
+ExpertLoad ExpertLoad::measured(std::span<const std::vector<LayerRows>> steps, int32_t clones) {
   const auto experts = static_cast<int32_t>(steps.front().front().rows.size());
   ExpertLoad load;
   for (const int32_t parts : divisors_of(experts)) {
@@ -82,7 +132,7 @@ ExpertLoad ExpertLoad::measured(std::span<const std::vector<LayerRows>> steps) {
     for (const std::vector<LayerRows>& step : steps) {
       for (const auto& [layer, rows] : step) {
         if (std::accumulate(rows.begin(), rows.end(), 0.0) <= 0) continue;
-        loads[layer].push_back(load_of(rows, parts));
+        loads[layer].push_back(load_of(rows, {.parts = parts, .clones = clones}));
       }
     }
     TROUPE_CHECK(!loads.empty(), "steps whose experts have rows");

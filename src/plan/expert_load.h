@@ -3,7 +3,9 @@
 //
 // With P ranks (EP), each of which holds as many successive experts, the load of a layer is the
 // expected number of rows of its fullest rank over the mean of all ranks: 1 where loads are even, P
-// where one rank gets all rows. Which rank is the fullest may differ from layer to layer.
+// where one rank gets all rows. Which rank is the fullest may differ from layer to layer. With
+// copies of hot experts (ops/routing/clone_placement) the rows are those that ranks have once
+// copies are placed by the loads of a step, as they are by those of each micro-batch.
 //
 // Plain values; any thread.
 #pragma once
@@ -29,12 +31,13 @@ class ExpertLoad {
   // parameters are all `alpha`: the smaller, the less even. A rank's share then has the parameter
   // alpha E / P. The largest share of P ranks is expected to be E[max of P gamma variables of that
   // parameter] / (alpha E), as their sum is independent of the shares. A token chooses `top_k`
-  // different experts, which bounds the load by P min(k, E/P) / k.
-  static ExpertLoad dirichlet(double alpha, int32_t experts, int32_t top_k);
+  // different experts, which bounds the load by P min(k, E/P) / k. With `clones` places for copies
+  // on each rank it is the mean of 256 draws.
+  static ExpertLoad dirichlet(double alpha, int32_t experts, int32_t top_k, int32_t clones = 0);
   // As in these steps of a run, on average: rows by step and layer, of the same number of experts.
   // A layer without rows in a step is left out of it; layers that are nowhere have the mean of the
   // others. At least one layer of one step has rows.
-  static ExpertLoad measured(std::span<const std::vector<LayerRows>> steps);
+  static ExpertLoad measured(std::span<const std::vector<LayerRows>> steps, int32_t clones = 0);
 
   bool is_even() const { return of_parts_.empty(); }
   // `parts`: P, a divisor of the number of experts.

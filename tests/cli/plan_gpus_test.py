@@ -194,6 +194,26 @@ class PlanGpus(unittest.TestCase):
             self.write_metrics(folder, [16] + [0] * 7, *[[2] * 8] * 100)
             self.assertEqual(self.with_load(folder)["verdict"]["expert_load"]["mean"], 1)
 
+    def test_loads_are_those_after_copies(self):
+        copies = ["--moe-expert-clones", 1]
+        with tempfile.TemporaryDirectory() as folder:
+            # The first rank has 10 of 16 rows, 6 above the mean, of which one expert has 9: each
+            # of the others gets what it lacks.
+            self.write_metrics(folder, [9, 1, 1, 1, 1, 1, 1, 1], [2] * 8)
+            loads = [self.with_load(folder, *flags)["verdict"]["expert_load"]["mean"]
+                     for flags in ([], copies)]
+            self.assertEqual(loads, [(10 / 4 + 1) / 2, 1])
+        drawn = [self.with_load("dirichlet:0.5", *flags) for flags in ([], copies)]
+        even = [self.with_load("even", *flags) for flags in ([], copies)]
+        loads = [each["verdict"]["expert_load"]["mean"] for each in drawn]
+        self.assertLess(loads[1], 0.8 * loads[0])
+        # Beside what copies of even loads take.
+        more = [a["time"]["parts"]["expert products"] - b["time"]["parts"]["expert products"]
+                for a, b in zip(drawn, even)]
+        self.assertLess(more[1], more[0])
+        text = plan(*self.EXPERTS, *copies, "--expert-load", "dirichlet:1").stdout.splitlines()
+        self.assertRegex(text[3], r"^load: 1\.\d\d x even on the fullest rank after copies")
+
     def test_a_load_is_compared_with_the_room(self):
         room = ["--moe-expert-rank-capacity-factor", 1.5]
         fits = plan(*self.EXPERTS, *room, "--expert-load", "dirichlet:20").stdout.splitlines()

@@ -2,17 +2,21 @@
 // them.
 #include "plan/expert_load.h"
 
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <memory>
 #include <numbers>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ops/routing/clone_placement/clone_placement.h"
 #include "options/layout_options.h"
 #include "passes/memory_plan.h"
 #include "plan/plan_test_support.h"
@@ -76,6 +80,68 @@ TEST(ExpertLoad, MeasuredIsTheMeanOfTheStepsFullestRanks) {
   EXPECT_EQ(load.averaged().largest(2), 1.5);
 }
 
+// The hot expert's own rank and the other each get half, or what a token cannot choose otherwise.
+TEST(ExpertLoad, OfRanksIsThatAfterCopies) {
+  const std::vector<ExpertLoad::LayerRows> step = {
+      {0, {70, 10, 10, 10}}, {1, {25, 25, 25, 25}}, {2, {40, 40, 10, 10}}};
+  const auto load = [&](int32_t clones) { return ExpertLoad::measured({&step, 1}, clones); };
+  EXPECT_EQ(load(0).of(0, 4), 2.8);
+  EXPECT_EQ(load(1).of(0, 4), 1) << "15 rows to each of the three others";
+  EXPECT_EQ(load(0).of(0, 2), 1.6);
+  EXPECT_EQ(load(1).of(0, 2), 1);
+  EXPECT_EQ(load(1).of(1, 4), 1);
+  EXPECT_EQ(load(1).of(2, 4), 1) << "each of two ranks gives 15 rows to another";
+  EXPECT_EQ(load(1).of(0, 1), 1);
+}
+
+TEST(ExpertLoad, DrawnWithCopiesIsAsEvenAsTheyMakeIt) {
+  for (const double alpha : {0.1, 1.0, 10.0}) {
+    SCOPED_TRACE(alpha);
+    const double without = ExpertLoad::dirichlet(alpha, 16, 4).of(0, 4);
+    const double one = ExpertLoad::dirichlet(alpha, 16, 4, 1).of(0, 4);
+    const double four = ExpertLoad::dirichlet(alpha, 16, 4, 4).of(0, 4);
+    EXPECT_LT(one, without);
+    EXPECT_LE(four, one);
+    EXPECT_GE(four, 1);
+    EXPECT_LT(four, 1 + 1.0 / 32) << "what is left is not worth a copy";
+  }
+  EXPECT_NEAR(ExpertLoad::dirichlet(1e-3, 4, 1, 1).of(0, 4), 1, 1e-3) << "one hot expert";
+  EXPECT_EQ(ExpertLoad::dirichlet(1e-3, 4, 4, 1).of(0, 1), 1);
+}
+
+// Shares that the standard library draws, divided by the same rule. Means of 256 draws and of 4,000
+// differ by six of their deviations at most.
+TEST(ExpertLoad, DrawnWithCopiesIsTheMeanOfShares) {
+  struct Case {
+    double alpha;
+    int32_t experts;
+    int32_t parts;
+  };
+  for (const auto& [alpha, experts, parts] : {Case{0.3, 64, 16}, Case{3, 64, 16}, {1000, 4, 4}}) {
+    SCOPED_TRACE(alpha);
+    constexpr int kDraws = 4000;
+    std::mt19937_64 generator(7);
+    std::gamma_distribution<double> gamma(alpha);
+    double sum = 0;
+    double squares = 0;
+    for (int draw = 0; draw < kDraws; ++draw) {
+      std::vector<double> shares;
+      for (int32_t i = 0; i < experts; ++i) shares.push_back(gamma(generator));
+      const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
+      std::vector<int32_t> rows;
+      for (const double each : shares) rows.push_back(static_cast<int32_t>(each / all * 1e7));
+      const auto of_ranks = rows_with_clones(rows, {.parts = parts, .clones = 1});
+      const double load = *std::max_element(of_ranks.begin(), of_ranks.end()) * parts / 1e7;
+      sum += load;
+      squares += load * load;
+    }
+    const double mean = sum / kDraws;
+    const double deviation = std::sqrt(squares / kDraws - mean * mean);
+    EXPECT_NEAR(ExpertLoad::dirichlet(alpha, experts, 1, 1).of(0, parts), mean,
+                6 * deviation * (1.0 / 16 + 1 / std::sqrt(kDraws)));
+  }
+}
+
 // A step on two GPUs, each with half of the experts, that nothing but its products or its links
 // limits.
 class LoadedStep : public ::testing::Test {
@@ -106,7 +172,7 @@ class LoadedStep : public ::testing::Test {
   }
   static ExpertLoad with_load(double first_rank) {
     const std::vector<ExpertLoad::LayerRows> step = {
-        {0, {first_rank, 0, 0, 0, 2 - first_rank, 0, 0, 0}}};
+        {0, {1000 * first_rank, 0, 0, 0, 1000 * (2 - first_rank), 0, 0, 0}}};
     return ExpertLoad::measured({&step, 1});
   }
   // Seconds of the operations of a kind, over those with even loads, beside the ramp.

@@ -29,7 +29,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "program/builder.h"
 #include "program/op_spec.h"
@@ -56,6 +58,11 @@ ValueId spread_over_clones(Builder& builder, ValueId indices, ValueId running,
 
 extern const OpSpec kPlaceClones;
 extern const OpSpec kSpreadOverClones;
+
+// The rows of each rank as place_clones divides them, also with no places (N = 0): for plans and
+// reports. Allocates; any thread.
+std::vector<int32_t> rows_with_clones(std::span<const int32_t> loads,
+                                      const ClonePlacementAttributes& attributes);
 
 // The least number of rows that is worth a copy.
 inline constexpr int32_t kLeastShareOfMean = 32;

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "ops/cpu/expert_slots.h"
 #include "ops/routing/clone_placement/clone_placement.h"
@@ -7,15 +9,23 @@
 
 namespace troupe {
 
-void place_clones_cpu(const KernelArguments& args) {
-  const auto [parts, clones] = args.attributes->as<ClonePlacementAttributes>();
-  const int64_t own = args.input(0).shape[0] / parts;
+namespace {
+
+// What is written: of each place for a copy, slot, and rank, and how many places of a rank are
+// used.
+struct PlacedClones {
+  int32_t* experts;
+  int32_t* slot_loads;
+  int32_t* rows;
+  int32_t* used;
+};
+
+void place(const int32_t* loads, int64_t count, const ClonePlacementAttributes& attributes,
+           const PlacedClones& placed) {
+  const auto [parts, clones] = attributes;
+  const auto [experts, slot_loads, rows, used] = placed;
+  const int64_t own = count / parts;
   const int64_t slots = own + clones;
-  const auto* loads = args.in<int32_t>(0);
-  auto* experts = args.out<int32_t>(0);
-  auto* slot_loads = args.out<int32_t>(1);
-  auto* rows = reinterpret_cast<int32_t*>(args.workspace);  // of each rank
-  int32_t* used = rows + parts;                             // places of each rank
 
   std::fill_n(experts, parts * clones, -1);
   std::fill_n(used, parts, 0);
@@ -46,6 +56,33 @@ void place_clones_cpu(const KernelArguments& args) {
     rows[fullest] -= moved;
     rows[emptiest] += moved;
   }
+}
+
+}  // namespace
+
+void place_clones_cpu(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<ClonePlacementAttributes>();
+  auto* rows = reinterpret_cast<int32_t*>(args.workspace);
+  place(args.in<int32_t>(0), args.input(0).shape[0], attributes,
+        {.experts = args.out<int32_t>(0),
+         .slot_loads = args.out<int32_t>(1),
+         .rows = rows,
+         .used = rows + attributes.parts});
+}
+
+std::vector<int32_t> rows_with_clones(std::span<const int32_t> loads,
+                                      const ClonePlacementAttributes& attributes) {
+  const auto parts = static_cast<size_t>(attributes.parts);
+  std::vector<int32_t> experts(parts * static_cast<size_t>(attributes.clones));
+  std::vector<int32_t> slot_loads(loads.size() + experts.size());
+  std::vector<int32_t> rows(parts);
+  std::vector<int32_t> used(parts);
+  place(loads.data(), static_cast<int64_t>(loads.size()), attributes,
+        {.experts = experts.data(),
+         .slot_loads = slot_loads.data(),
+         .rows = rows.data(),
+         .used = used.data()});
+  return rows;
 }
 
 void spread_over_clones_cpu(const KernelArguments& args) {
