@@ -25,7 +25,7 @@
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/expert_room_choice.h"
-#include "train/fp8_module_choice.h"
+#include "train/gpu_choices.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
@@ -366,12 +366,9 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   const ModelConfig config = load_model_config(asked);
   Options measured = asked;
   measured.eval_iters = 0;
-  const Options options =
-      with_expert_room(with_fp8_modules(measured, config, figures_of_gpu(asked)), config,
-                       usable_bytes_of_gpu(asked));
-  for (const std::string& note :
-       {note_on_fp8_modules(asked, options), note_on_stash(asked, options)}) {
-    if (!note.empty() && leads(processes)) print_note(note);
+  const Options options = with_gpu_choices(measured, config, usable_bytes_of_gpu(asked));
+  if (leads(processes)) {
+    for (const std::string& note : notes_on_gpu_choices(asked, options)) print_note(note);
   }
   const StepSpec spec = step_spec_of(options, config, processes);
   run_all_ranks(

@@ -25,7 +25,7 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "train/expert_room_choice.h"
-#include "train/fp8_module_choice.h"
+#include "train/gpu_choices.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
 #include "train/rank_hardware.h"
@@ -197,12 +197,8 @@ ExitStatus run_plan(const Options& asked) {
   if (asked.search) return run_plan_search(asked);
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(asked);
-  const Options in_8_bits = with_fp8_modules(asked, config, figures_of_gpu(asked));
-  const Options options = with_expert_room(in_8_bits, config, usable_bytes_of_gpu(asked));
-  for (const std::string& note :
-       {note_on_fp8_modules(asked, options), note_on_stash(asked, options)}) {
-    if (!note.empty()) print_note(note);
-  }
+  const Options options = with_gpu_choices(asked, config, usable_bytes_of_gpu(asked));
+  for (const std::string& note : notes_on_gpu_choices(asked, options)) print_note(note);
   const StepSpec step = step_spec_of(options, config);
   const Layout& layout = step.layout->layout;
   const bool only_data_parallel =

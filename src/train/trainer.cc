@@ -14,7 +14,7 @@
 #include "io/hf_config.h"
 #include "options/model_options.h"
 #include "train/expert_room_choice.h"
-#include "train/fp8_module_choice.h"
+#include "train/gpu_choices.h"
 #include "train/interrupt.h"
 #include "train/matmul_limit.h"
 #include "train/memory_remedies.h"
@@ -407,9 +407,7 @@ Options choose_for_gpus(const Options& options, ProcessGroup* processes) {
   if (options.use_checkpoint_args) return options;
   const uint64_t usable = usable_bytes_of_all(options, processes);
   if (usable == 0) return options;
-  const ModelConfig config = load_model_config(options);
-  return with_expert_room(with_fp8_modules(options, config, figures_of_gpu(options)), config,
-                          usable);
+  return with_gpu_choices(options, load_model_config(options), usable);
 }
 
 }  // namespace
@@ -417,10 +415,7 @@ Options choose_for_gpus(const Options& options, ProcessGroup* processes) {
 ExitStatus train(const Options& options, ProcessGroup* processes) {
   const Options chosen = choose_for_gpus(options, processes);
   const RunLog log(report_spec_of(chosen), leads(processes));
-  for (const std::string& note :
-       {note_on_fp8_modules(options, chosen), note_on_stash(options, chosen)}) {
-    if (!note.empty()) log.say(note);
-  }
+  for (const std::string& note : notes_on_gpu_choices(options, chosen)) log.say(note);
   const LoadedCheckpoint loaded = find_loaded(load_spec_of(chosen), chosen.save, log);
   const RunSpec spec = run_spec_of(chosen, loaded.args, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
