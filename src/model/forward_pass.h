@@ -110,6 +110,7 @@ struct ForwardResult {
     int32_t layer;
     ValueId selected;  // i32 [tokens, top-k]: the chosen experts, before any were dropped
     ValueId counts;    // i32 [experts]: rows that each expert received, without padding
+    ValueId slots;     // i32: the same by slot, where experts have copies; otherwise invalid
     ValueId entropy;   // [1]: mean entropy of softmax(logits), nats; a rank's part where valid
     ValueId valid;     // BatchValues::valid.count, or invalid
     // Where experts may have too little room: i32 [1], whether they had, and the rows of the ranks'

@@ -30,7 +30,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   }
   if (!keep_logits) {
     step.layers = declare_layer_metrics(builder, config, /*training=*/false,
-                                        /*ignore_padding=*/false);
+                                        /*ignore_padding=*/false, /*slots=*/0);
   }
   SharedTables tables = build_tables(builder, state, rows_of_sequence(part, sequence), wide);
   step.selected = declare_selections(builder, config, part,

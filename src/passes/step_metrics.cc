@@ -10,7 +10,7 @@
 namespace troupe {
 
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
-                                                bool training, bool ignore_padding) {
+                                                bool training, bool ignore_padding, int32_t slots) {
   std::vector<LayerMetrics> layers;
   const int32_t count = training ? config.all_layers() : config.num_layers;
   for (int32_t layer = 0; layer < count; ++layer) {
@@ -19,6 +19,7 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
     metrics.layer = layer;
     if (config.is_moe_layer(layer)) {
       metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
+      if (slots > 0) metrics.slots = builder.metric("slot_rows", DType::f64, {slots});
       metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
       if (ignore_padding) metrics.tokens = builder.metric("valid_tokens", DType::f64, {1});
     }
@@ -52,16 +53,12 @@ std::vector<LossMetric> declare_losses(Builder& builder, const ModelConfig& conf
 std::vector<ValueId> metrics_of(const std::vector<LossMetric>& losses,
                                 const std::vector<LayerMetrics>& layers) {
   std::vector<ValueId> metrics;
-  for (const LossMetric& loss : losses) {
-    metrics.push_back(loss.sum);
-    if (loss.tokens.valid()) metrics.push_back(loss.tokens);
-  }
+  for (const LossMetric& loss : losses) metrics.insert(metrics.end(), {loss.sum, loss.tokens});
   for (const LayerMetrics& layer : layers) {
-    for (const ValueId id : {layer.counts, layer.entropy, layer.tokens}) {
-      if (id.valid()) metrics.push_back(id);
-    }
+    metrics.insert(metrics.end(), {layer.counts, layer.slots, layer.entropy, layer.tokens});
     for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
+  std::erase_if(metrics, [](ValueId metric) { return !metric.valid(); });
   return metrics;
 }
 
@@ -132,6 +129,7 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
       if (config.owner_of(router.layer) != metrics.layer) continue;
       builder.place.layer = static_cast<int16_t>(router.layer);
       sums.add(metrics.counts, router.counts, 1.0);
+      if (metrics.slots.valid()) sums.add(metrics.slots, router.slots, 1.0);
       const bool masked = router.valid.valid();
       sums.add(metrics.entropy, router.entropy, (masked ? share : token_share) / uses);
       if (!masked) continue;

@@ -11,9 +11,9 @@
 
 namespace troupe {
 
-// The metrics of all MoE layers of the model; the losses only in training.
+// The metrics of all MoE layers, losses in training alone. `slots`: ModelPart::expert_slots or 0.
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
-                                                bool training, bool ignore_padding);
+                                                bool training, bool ignore_padding, int32_t slots);
 
 // The loss of a step. Where `tokens` is valid, `sum` becomes the sum over the tokens that count, of
 // which `tokens` is the number, both f64 [1]; otherwise the weighted sum of the micro-batches'.

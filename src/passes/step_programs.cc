@@ -322,7 +322,9 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
   const std::vector<LossMetric> losses =
       declare_losses(builder, config, options.per_token_loss, step);
-  step.layers = declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding);
+  const int32_t slots = options.expert_rounds ? 0 : state.part.expert_slots(config.num_experts);
+  step.layers =
+      declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding, slots);
   declare_rooms(builder, config, state.part, options, step);
 
   TrainingEmission emission(builder, config, state, options, losses, step);

@@ -85,10 +85,9 @@ inline double loss_gradient(const TrainingStepOptions& options, const Layout& la
 struct LayerMetrics {
   int32_t layer = 0;
   ValueId counts;   // f64 [experts], sum: rows that each expert received
+  ValueId slots;    // f64 [slots], sum: the same by slot, where experts have copies
   ValueId entropy;  // f64 [1], mean: entropy of softmax(router logits), nats
-  // Where padding is ignored, which the others then are without: f64 [1], sum: tokens that are
-  // none.
-  ValueId tokens;
+  ValueId tokens;   // f64 [1], sum: those that are no padding, where the others are without it
   struct Loss {
     AuxiliaryLossKind kind;
     ValueId value;  // f64 [1], mean, divided by the coefficient

@@ -45,13 +45,21 @@ std::string keep_lines(const std::string& text, int64_t last_step) {
   return kept;
 }
 
-}  // namespace
-
-double RouterMetrics::imbalance() const {
+double imbalance_of(const std::vector<int64_t>& rows) {
   const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   if (total == 0) return 1.0;
   const auto largest = static_cast<double>(*std::max_element(rows.begin(), rows.end()));
   return largest * static_cast<double>(rows.size()) / static_cast<double>(total);
+}
+
+}  // namespace
+
+double RouterMetrics::imbalance() const {
+  return imbalance_of(rows);
+}
+
+double RouterMetrics::rank_imbalance() const {
+  return imbalance_of(rank_rows);
 }
 
 int32_t RouterMetrics::dead() const {
@@ -66,6 +74,15 @@ double RouterMetrics::dropped() const {
 double StepMetrics::load_imbalance() const {
   double worst = 1.0;
   for (const RouterMetrics& layer : layers) worst = std::max(worst, layer.imbalance());
+  return worst;
+}
+
+std::optional<double> StepMetrics::rank_load_imbalance() const {
+  std::optional<double> worst;
+  for (const RouterMetrics& layer : layers) {
+    if (layer.rank_rows.empty()) continue;
+    worst = std::max(worst.value_or(1), layer.rank_imbalance());
+  }
   return worst;
 }
 
@@ -211,6 +228,7 @@ void MetricsLog::training(const StepMetrics& metrics) {
       {"peak_bytes", metrics.peak_bytes},
       {"load_imbalance", metrics.load_imbalance()},
   };
+  if (const auto ranks = metrics.rank_load_imbalance()) line["rank_load_imbalance"] = *ranks;
   if (metrics.planned_step_time_s > 0) line["planned_step_time_s"] = metrics.planned_step_time_s;
   for (size_t i = 0; i < metrics.mtp_losses.size(); ++i) {
     line[fmt::format("mtp_{}_loss", i + 1)] = metrics.mtp_losses[i];
@@ -235,6 +253,10 @@ void MetricsLog::training(const StepMetrics& metrics) {
                                     {"dropped", layer.dropped()},
                                     {"entropy", layer.entropy},
                                     {"rows", layer.rows}};
+    if (!layer.rank_rows.empty()) {
+      entry["rank_imbalance"] = layer.rank_imbalance();
+      entry["rank_rows"] = layer.rank_rows;
+    }
     for (const RouterMetrics::Loss& loss : layer.losses) entry[std::string(loss.name)] = loss.value;
     line["experts"].push_back(std::move(entry));
   }

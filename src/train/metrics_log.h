@@ -27,16 +27,20 @@ namespace troupe {
 struct RouterMetrics {
   int32_t layer = 0;
   std::vector<int64_t> rows;  // by expert: routed rows
-  int64_t slots = 0;          // choices made: tokens times top-k; more than the rows when some drop
-  double entropy = 0;         // nats: mean entropy of softmax(logits)
+  // By rank of those that share the experts: rows of its experts and its copies of others'. Empty
+  // where each rank has all experts.
+  std::vector<int64_t> rank_rows = {};
+  int64_t slots = 0;   // choices made: tokens times top-k; more than the rows when some drop
+  double entropy = 0;  // nats: mean entropy of softmax(logits)
   struct Loss {
     std::string_view name;  // lives as long as the program
     double value = 0;       // divided by its coefficient
   };
   std::vector<Loss> losses;
 
-  // Largest load over mean load: 1 is perfect balance.
+  // Largest load over mean load: 1 is perfect balance. Of experts, and of ranks.
   double imbalance() const;
+  double rank_imbalance() const;
   // Experts that received nothing.
   int32_t dead() const;
   // Share of the choices that capacity limits dropped.
@@ -91,8 +95,9 @@ struct StepMetrics {
   std::vector<IndexerLoss> indexers;  // of layers with sparse attention, where they learn
   std::vector<CodeShares> codes;      // of maps with products in 8 bits, where they are counted
 
-  double load_imbalance() const;                    // of the worst layer; 1 without experts
-  std::vector<RouterMetrics::Loss> losses() const;  // each the mean over layers
+  double load_imbalance() const;                      // of the worst layer; 1 without experts
+  std::optional<double> rank_load_imbalance() const;  // the same of ranks, where they share experts
+  std::vector<RouterMetrics::Loss> losses() const;    // each the mean over layers
   // Of `codes`: "fp8_input_saturated", "fp8_input_zero" and so on, the largest of all maps. Empty
   // where nothing was counted.
   std::vector<std::pair<std::string, double>> code_shares() const;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <numbers>
+#include <optional>
 #include <vector>
 
 #include "base/units.h"
@@ -81,7 +82,10 @@ std::string Progress::describe(const StepMetrics& metrics) {
       {fmt::format("lr {:.2e}", metrics.lr), 5},
       {fmt::format("grad norm {:.3f}", without_sign_of_nan(metrics.grad_norm)), 4}};
   if (!metrics.layers.empty()) {
-    parts.push_back({fmt::format("imbalance {:.2f}", metrics.load_imbalance()), 3});
+    const std::optional<double> ranks = metrics.rank_load_imbalance();
+    parts.push_back({fmt::format("imbalance {:.2f}{}", metrics.load_imbalance(),
+                                 ranks ? fmt::format(" (ranks {:.2f})", *ranks) : ""),
+                     3});
   }
   parts.push_back({fmt::format("{} tokens/s", format_count(metrics.tokens_per_s)), 1});
   parts.push_back({fmt::format("{:.0f}% of limit", 100.0 * flops / best_flops_), 2});

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <fmt/format.h>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -274,6 +275,11 @@ std::string StepRunner::non_finite_gradients() const {
 
 void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
   const auto read = [&](ValueId id) { return *running_->view(id).as<double>(); };
+  const auto read_rows = [&](ValueId id) {
+    const TensorView counts = running_->view(id);
+    const auto* first = counts.as<double>();
+    return std::vector<int64_t>(first, first + counts.shape.elements());
+  };
   for (const LayerMetrics& layer : now_->layers) {
     RouterMetrics router;
     for (const LayerMetrics::Loss& loss : layer.losses) {
@@ -285,9 +291,15 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
     }
     if (!layer.counts.valid()) continue;
     router.layer = layer.layer;
-    const TensorView counts = running_->view(layer.counts);
-    for (int64_t i = 0; i < counts.shape.elements(); ++i) {
-      router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
+    router.rows = read_rows(layer.counts);
+    // Slots are in the order of ranks, as experts are.
+    const int32_t ranks = session_.layout().ep();
+    if (ranks > 1) {
+      const auto slots = layer.slots.valid() ? read_rows(layer.slots) : router.rows;
+      const auto of_rank = static_cast<std::ptrdiff_t>(slots.size()) / ranks;
+      for (auto slot = slots.begin(); slot != slots.end(); slot += of_rank) {
+        router.rank_rows.push_back(std::accumulate(slot, slot + of_rank, int64_t{0}));
+      }
     }
     const int32_t uses = identity_.model.uses_of(layer.layer);
     const int64_t tokens = layer.tokens.valid() ? static_cast<int64_t>(read(layer.tokens))

@@ -55,14 +55,33 @@ class ExpertRoom(unittest.TestCase):
         self.train("resumed", *stopped, str(STEPS), "--load", HERE.folder / "resumed")
         self.assertEqual(self.weights("limited"), self.weights("resumed"))
 
+    # Two experts of each of four ranks; one micro-batch, so one placement of copies.
+    def expect_loads_of_ranks(self, even, copied):
+        self.assertTrue(even and copied)
+        for one, other in zip(even, copied):
+            for layer, after in zip(one["experts"], other["experts"]):
+                rows = layer["rows"]
+                self.assertEqual(layer["rank_rows"], [sum(rows[i:i + 2]) for i in range(0, 8, 2)])
+                self.assertEqual(layer["rank_imbalance"], 4 * max(layer["rank_rows"]) / sum(rows))
+                # The first step has the same weights. Copies move rows until each of the three
+                # other ranks lacks less than 1/32 of the mean.
+                self.assertEqual(after["rows"], rows)
+                self.assertEqual(sum(after["rank_rows"]), sum(rows))
+                self.assertLessEqual(after["rank_imbalance"], layer["rank_imbalance"])
+                self.assertLess(after["rank_imbalance"], 1 + 3 / 32)
+            self.assertEqual(one["rank_load_imbalance"],
+                             max(layer["rank_imbalance"] for layer in one["experts"]))
+
     def test_copies_of_hot_experts_need_less_room_for_the_same_numbers(self):
         self.train("even")
         copied = ["--moe-expert-rank-capacity-factor", "1.3", "--moe-expert-clones", "2"]
         self.train("copied", *copied)
         lines = metrics(HERE.folder / "copied")
         self.assertFalse(any("expert_rooms_lacked" in line for line in lines))
-        for one, other in zip(metrics(HERE.folder / "even"), lines):
+        even = metrics(HERE.folder / "even")
+        for one, other in zip(even, lines):
             self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4, msg=one["step"])
+        self.expect_loads_of_ranks(even[:1], lines[:1])
         self.train("continued", *copied, "--exit-after-step", str(STEPS // 2))
         self.train("continued", *copied, "--load", HERE.folder / "continued")
         self.assertEqual(self.weights("copied"), self.weights("continued"))

@@ -116,10 +116,23 @@ TEST(RoutingWatch, ReportsTheStashThatWouldHaveSufficed) {
 
 TEST(RouterMetrics, Numbers) {
   const RouterMetrics router{
-      .layer = 0, .rows = {6, 0, 2, 0}, .slots = 10, .entropy = 0, .losses = {}};
+      .layer = 0, .rows = {6, 0, 2, 0}, .rank_rows = {}, .slots = 10, .entropy = 0, .losses = {}};
   EXPECT_DOUBLE_EQ(router.imbalance(), 3);
   EXPECT_EQ(router.dead(), 2);
   EXPECT_DOUBLE_EQ(router.dropped(), 0.2);
+}
+
+TEST(RouterMetrics, OfRanksThatShareTheExperts) {
+  StepMetrics metrics;
+  EXPECT_FALSE(metrics.rank_load_imbalance());
+  metrics.layers.push_back(
+      {.layer = 0, .rows = {6, 0, 2, 0}, .rank_rows = {}, .slots = 8, .entropy = 0, .losses = {}});
+  EXPECT_FALSE(metrics.rank_load_imbalance()) << "each rank has all experts";
+  metrics.layers.front().rank_rows = {6, 2};
+  metrics.layers.push_back(metrics.layers.front());
+  metrics.layers.back().rank_rows = {5, 3};
+  EXPECT_DOUBLE_EQ(metrics.layers.back().rank_imbalance(), 1.25);
+  EXPECT_DOUBLE_EQ(metrics.rank_load_imbalance().value(), 1.5);
 }
 
 }  // namespace

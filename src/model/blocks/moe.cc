@@ -58,7 +58,8 @@ class MoeForward {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
     const ValueId wanted = drop_over_capacity(chosen);
-    const LimitedRows limited = limit_rows(spread(wanted));
+    const SpreadRows spread_rows = spread(wanted);
+    const LimitedRows limited = limit_rows(spread_rows);
     const int64_t step = tokens_of_round();
     const bool in_parts = step < tokens();
     // The fallback keeps nothing of the experts, also where all tokens go in one round.
@@ -80,7 +81,7 @@ class MoeForward {
                            .most_rows = rows_with_room()});
       const DispatchedTokens tokens = dispatcher->dispatch(dispatched, chosen.probabilities, kept);
       const Routing routing = plan_rows(tokens);
-      if (first == 0) report(chosen, wanted, limited, logits, routing);
+      if (first == 0) report(chosen, wanted, spread_rows, limited, logits, routing);
       const ValueId sum = dispatcher->collect(build_experts(tokens, routing));
       builder_.place.round = 0;
       routed = first == 0 ? sum : add(builder_, routed, sum, "moe_sum_so_far");
@@ -280,13 +281,14 @@ class MoeForward {
     return route(builder_, tokens.experts, attributes, "routing");
   }
 
-  void report(const RouterTopkResult& chosen, ValueId wanted, const LimitedRows& limited,
-              ValueId logits, const Routing& routing) {
+  void report(const RouterTopkResult& chosen, ValueId wanted, const SpreadRows& spread_rows,
+              const LimitedRows& limited, ValueId logits, const Routing& routing) {
     const int16_t round = std::exchange(builder_.place.round, int16_t{0});
     result_.routers.push_back(
         {.layer = layer_,
          .selected = chosen.indices,
          .counts = count_rows(wanted, routing),
+         .slots = count_slots(spread_rows.chosen),
          .entropy = router_entropy(builder_, logits, "router_entropy", batch_.valid),
          .valid = batch_.valid.count,
          .over = limited.over,
@@ -303,6 +305,13 @@ class MoeForward {
     if (dispatch_ranks(part()) == 1 && !valid.valid()) return routing.counts;
     return count_experts(builder_, kept, {}, {.experts = config_.num_experts}, "expert_counts",
                          valid);
+  }
+
+  ValueId count_slots(ValueId chosen) {
+    if (clones() == 0) return {};
+    return count_experts(builder_, chosen, {},
+                         {.experts = part().expert_slots(config_.num_experts)}, "slot_counts",
+                         batch_.valid.mask);
   }
 
   // The top k of the scores alone, which the load-balancing losses count: without expert bias,
