@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the prose of pages, comments and messages by the rules of CONTRIBUTING.md.
 
-  paragraphs  a paragraph or list item of a page (*.md) has at most PARAGRAPH_WORDS words
+  paragraphs  a paragraph or list item of a page (*.md) has at most PARAGRAPH_WORDS words: what
+              stands between blanks, signs among them
   words       pages, comments and messages use the words of the field: WORDS says what to write
               instead of words that mislead or are out of use
   links       what pages link to is in the repository, headings included, and so are pages that
@@ -48,7 +49,6 @@ ITEM = re.compile(r"^ *(?:[-*+]|\d+\.) ")
 # A line that is no part of a paragraph: blank, heading, row of a table, HTML comment.
 APART = re.compile(r"^ *(?:$|#|\||<!--|!\[)")
 INLINE_CODE = re.compile(r"`[^`]*`")
-WORD = re.compile(r"\S*\w\S*")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 CITATION = re.compile(r"\bdocs/[\w/]+\.md\b")
 
@@ -110,7 +110,7 @@ class Checker:
         prose = []
 
         def end_paragraph():
-            words = len(WORD.findall(" ".join(paragraph)))
+            words = len(" ".join(paragraph).split())
             if words > PARAGRAPH_WORDS:
                 self.report(path, begin, f"a paragraph of {words} words; at most {PARAGRAPH_WORDS}: "
                                          "cut it, or make it a list or a table")

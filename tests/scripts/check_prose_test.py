@@ -53,6 +53,9 @@ class CheckProse(unittest.TestCase):
     def test_long_paragraph_over_several_lines(self):
         self.assert_violation({"docs/other.md": LONG.replace(" ", "\n")}, "docs/other.md:1")
 
+    def test_signs_are_words(self):
+        self.assert_violation({"docs/other.md": "x = y + z; " * 19 + "\n"}, "of 95 words")
+
     def test_long_item(self):
         self.assert_violation({"docs/other.md": "- short\n- " + LONG + "\n"}, "docs/other.md:2")
 
