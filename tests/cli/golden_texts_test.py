@@ -168,7 +168,8 @@ class GoldenTexts(unittest.TestCase):
     def test_searches(self):
         for name, flags in SEARCHES.items():
             with self.subTest(search=name):
-                self.check(f"search_{name}", self.printed("plan", "--search", "--bf16", *flags.split()))
+                self.check(f"search_{name}", self.printed("plan", "--search", "--bf16", "--quiet",
+                                                          *flags.split()))
 
     def test_reports(self):
         folders = []
