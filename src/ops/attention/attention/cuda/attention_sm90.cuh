@@ -108,7 +108,7 @@ struct AttentionShared {
   // Of what a warpgroup hands on.
   __device__ uint32_t written(int group) const { return full(2 * Cut::kStages + group); }
   __device__ uint32_t taken(int group) const { return written(kMathGroups + group); }
-  // Of what a warpgroup leaves to the other, in two places in turns.
+  // Of what a warpgroup leaves to both, in two places in turns.
   __device__ uint32_t left(int group, int turn) const {
     return written((2 + turn) * kMathGroups + group);
   }

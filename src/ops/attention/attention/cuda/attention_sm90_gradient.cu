@@ -320,11 +320,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     __syncwarp();
     if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared.written(place.group));
   };
-  // Computes this warpgroup's boxes of the gradients of tile `number` of queries, once the other
-  // has left what it has of their scores; of the boxes, from `first` on, the two take turns. No
+  // Computes this warpgroup's boxes of the gradients of tile `number` of queries, once all warps
+  // have left what they have of their scores; of the boxes, from `first` on, the two take turns. No
   // products may be under way.
   const auto add_to_queries = [&](int number, int first, int turn) {
-    sm90::barrier_wait(shared.left(1 - place.group, number % 2), number / 2 % 2);
+#pragma unroll
+    for (int by = 0; by < kMathGroups; ++by) {
+      sm90::barrier_wait(shared.left(by, number % 2), number / 2 % 2);
+    }
     for (int box = (place.group + number) % kMathGroups; box < Cut::kKey / 64; box += kMathGroups) {
       float sums[32];
       sm90::fence_products();
@@ -419,7 +422,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     uint32_t score_gradients[kTileRows / 16][4];
     pack_weights(ds, score_gradients);
-    // The other has left those of the last tile, so it is done with the one before, which lay here.
+    // All have left those of the last tile, so they are done with the one before, which lay here.
     store_score_gradients(score_gradients, score_gradients_at(number), place.group);
     sm90::fence_copies();
     __syncwarp();
