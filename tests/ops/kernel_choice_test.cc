@@ -357,7 +357,8 @@ TEST(KernelChoice, OfGradientsOfRouterLogits) {
 
 // y [rows, n] = x [rows, k] W^T of codes, with one scale each or scales of blocks.
 KernelChoice choose_codes(const DeviceTraits& device, DType compute, int64_t rows, int64_t n,
-                          int64_t k, BlockShape of_x, BlockShape of_weight) {
+                          int64_t k, BlockShape of_x, BlockShape of_weight,
+                          DType weight_format = DType::f8e4m3) {
   return choose(device, [&](Builder& builder) {
     const auto scales = [&](const char* name, const Shape& shape, BlockShape block) {
       return builder.input(name, DType::f32, scales_shape(shape, block, 0));
@@ -365,7 +366,7 @@ KernelChoice choose_codes(const DeviceTraits& device, DType compute, int64_t row
     const Shape x{rows, k};
     const Shape weight{n, k};
     const std::vector<ValueId> inputs = {
-        builder.input("x", DType::f8e4m3, x), builder.input("weight", DType::f8e4m3, weight),
+        builder.input("x", DType::f8e4m3, x), builder.input("weight", weight_format, weight),
         scales("x_scales", x, of_x), scales("weight_scales", weight, of_weight), ValueId{}};
     const QuantizedProductAttributes attributes{.compute = compute,
                                                 .operands = {{{of_x}, {of_weight}}}};
@@ -394,6 +395,8 @@ TEST(KernelChoice, OfCodes) {
          SlowKernel::four_bits);
   expect(choose_codes(kAmpere, bf16, 256, 64, 32, all, all), "widened",
          SlowKernel::compute_capability);
+  EXPECT_STREQ(choose_codes(kHopper, bf16, 256, 64, 32, all, all, DType::f8e5m2).variant, "widened")
+      << "tensor cores' kernels take f8e5m2 on the left alone";
   // Both operands in f32, a bias, and what cuBLASLt needs.
   EXPECT_EQ(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all).needs.scratch,
             (uint64_t{32} << 20) + 4 * (256 * 32 + 64 * 32) + 256);
