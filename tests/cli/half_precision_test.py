@@ -122,7 +122,8 @@ class HalfPrecision(unittest.TestCase):
             self.assertIn(said, done.stderr)
 
     def test_plans_of_gpus(self):
-        """Attention and experts have the kernels of bf16, the router's gradients slow ones."""
+        """Attention and experts have fast kernels, the router's gradients slow ones; gradients of
+        attention those of cuDNN."""
         variants, slow = {}, {}
         for dtype in "bf16", "fp16":
             done = run("plan", "--model", "quickstart", "--" + dtype, "--gpus", "1xh100", "--json")
@@ -134,8 +135,9 @@ class HalfPrecision(unittest.TestCase):
                                 "fp16": {"linear_data_gradient", "linear_weight_gradient"}})
         self.assertIn(("attention", "cudnn"), variants["fp16"])
         self.assertIn(("grouped_linear", "sm90"), variants["fp16"])
+        self.assertIn(("attention_gradient", "cudnn"), variants["fp16"])
         self.assertEqual({kind for kind, _ in variants["bf16"] - variants["fp16"]},
-                         slow["fp16"])
+                         slow["fp16"] | {"attention_gradient"})
         self.assertIn("Use --bf16 to get fast ones", done.stderr)
 
 
