@@ -14,7 +14,6 @@ namespace troupe {
 CpuKernel activation_cpu_kernel(const OpView& op);
 CpuKernel activation_gradient_cpu_kernel(const OpView& op);
 CudaKernel activation_cuda_kernel(const OpView& op);
-
 CudaKernel activation_gradient_cuda_kernel(const OpView& op);
 
 namespace {

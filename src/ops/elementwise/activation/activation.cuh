@@ -5,6 +5,7 @@
 // Device functions, and what launches give them.
 #pragma once
 
+#include "ops/cuda/row_weights.cuh"
 #include "ops/elementwise/activation/activation.h"
 #include "program/cuda/device.cuh"
 
@@ -78,25 +79,6 @@ struct Halves {
   __device__ bool clamps_linear(A u) const { return u > bound || u < -bound; }
 };
 
-// The router's weight of each row.
-template <class A>
-struct RowWeights {
-  const A* weights;  // nullptr: all are 1
-  const int32_t* row_slot;
-  int64_t slots;
-
-  // -1: none, so the row is a filler.
-  __device__ int64_t slot(int64_t row) const {
-    if (weights == nullptr) return 0;
-    const int32_t slot = row_slot[row];
-    return slot < slots ? slot : -1;
-  }
-  __device__ A of_slot(int64_t slot) const {
-    if (slot < 0) return A(0);
-    return weights != nullptr ? weights[slot] : A(1);
-  }
-};
-
 // A step of a row of the result. `slot`: RowWeights::slot, `weight` of it. Without gate, what it is
 // computed from is in `gates`.
 template <ActivationFunction function, class T, int kStep>
@@ -146,13 +128,6 @@ __device__ __forceinline__ void differentiate_step(const Pack<T>& gates, const P
       d_gate.values[j] = round_to<T>(slot < 0 ? A(0) : d * weight * phi.slope);
     }
   }
-}
-
-template <class A>
-RowWeights<A> row_weights(const CudaKernelArguments& args, int i) {
-  const A* weights = args.in<A>(i);
-  return {weights, args.in<int32_t>(i + 1),
-          weights != nullptr ? args.input(i).shape.elements() : 0};
 }
 
 // Calls run with the function as a type's constant.

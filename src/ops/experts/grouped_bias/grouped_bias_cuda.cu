@@ -1,3 +1,4 @@
+#include "ops/cuda/row_weights.cuh"
 #include "ops/experts/grouped_bias/grouped_bias.h"
 #include "program/cuda/device.cuh"
 
@@ -19,30 +20,6 @@ __device__ int64_t expert_of_row(const int32_t* offsets, int64_t experts, int64_
   return low;
 }
 
-// The router's probability of each row.
-template <class A>
-struct RowProbabilities {
-  const A* probabilities;  // nullptr: all are 1
-  const int32_t* row_slot;
-  int64_t slots;
-
-  __device__ bool is_filler(int64_t row) const {
-    return probabilities != nullptr && (row_slot[row] < 0 || row_slot[row] >= slots);
-  }
-  __device__ A of(int64_t row) const {
-    if (probabilities == nullptr) return A(1);
-    return is_filler(row) ? A(0) : probabilities[row_slot[row]];
-  }
-};
-
-// From input `i` and the one after it.
-template <class A>
-RowProbabilities<A> row_probabilities(const CudaKernelArguments& args, int i) {
-  const A* probabilities = args.in<A>(i);
-  return {probabilities, args.in<int32_t>(i + 1),
-          probabilities != nullptr ? args.input(i).shape.elements() : 0};
-}
-
 // Calls each(biases, offsets) for the biases of the first experts, and for those of the last ones
 // where they are in a second tensor: one launch each.
 template <class Each>
@@ -55,11 +32,11 @@ void for_each_bias(const CudaKernelArguments& args, const Each& each) {
 // A block for each row.
 template <class T>
 __global__ void grouped_bias_kernel(const T* x, const T* bias, const int32_t* offsets,
-                                    RowProbabilities<accumulation_t<T>> probabilities, T* y,
+                                    RowWeights<accumulation_t<T>> probabilities, T* y,
                                     int64_t experts, int64_t columns) {
   const int64_t row = blockIdx.x;
   if (row < offsets[0] || row >= offsets[experts]) return;
-  const accumulation_t<T> p = probabilities.of(row);
+  const accumulation_t<T> p = probabilities.of_slot(probabilities.slot(row));
   const T* b = bias + expert_of_row(offsets, experts, row) * columns;
   const int64_t first = row * columns;
   for_row(columns,
@@ -73,8 +50,7 @@ struct GroupedBiasCuda {
     for_each_bias(args, [&](const CudaTensor& bias, const int32_t* offsets) {
       launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
              grouped_bias_kernel<T>, args.in<T>(0), bias.as<T>(), offsets,
-             row_probabilities<accumulation_t<T>>(args, 3), args.out<T>(0), bias.shape[0],
-             shape[1]);
+             row_weights<accumulation_t<T>>(args, 3), args.out<T>(0), bias.shape[0], shape[1]);
     });
   }
 };
@@ -84,9 +60,9 @@ constexpr int kBiasRows = 8;
 
 // A block for some columns of one expert.
 template <class T, class Out>
-__global__ void grouped_bias_weight_gradient_kernel(
-    const T* dy, const int32_t* offsets, RowProbabilities<accumulation_t<T>> probabilities,
-    Out* d_bias, int64_t columns, bool accumulate) {
+__global__ void grouped_bias_weight_gradient_kernel(const T* dy, const int32_t* offsets,
+                                                    RowWeights<accumulation_t<T>> probabilities,
+                                                    Out* d_bias, int64_t columns, bool accumulate) {
   using A = accumulation_t<T>;
   __shared__ A shared[kBiasRows][kBiasColumns];
   const int64_t e = blockIdx.y;
@@ -97,8 +73,9 @@ __global__ void grouped_bias_weight_gradient_kernel(
   A sum = 0;
   if (column < columns) {
     for (int64_t row = begin + threadIdx.y; row < end; row += kBiasRows) {
-      if (probabilities.is_filler(row)) continue;
-      sum += probabilities.of(row) * widen(dy[row * columns + column]);
+      const int64_t slot = probabilities.slot(row);
+      if (slot < 0) continue;
+      sum += probabilities.of_slot(slot) * widen(dy[row * columns + column]);
     }
   }
   shared[threadIdx.y][threadIdx.x] = sum;
@@ -119,7 +96,7 @@ void run_weight_gradient(const CudaKernelArguments& args) {
                static_cast<unsigned>(args.output(0).shape[0])),
           dim3(kBiasColumns, kBiasRows)},
          grouped_bias_weight_gradient_kernel<T, Out>, args.in<T>(0),
-         args.in<int32_t>(1) + attributes.first, row_probabilities<accumulation_t<T>>(args, 2),
+         args.in<int32_t>(1) + attributes.first, row_weights<accumulation_t<T>>(args, 2),
          args.out<Out>(0), columns, attributes.accumulate);
 }
 
@@ -133,18 +110,19 @@ struct GroupedBiasWeightGradientCuda {
 // A block for each row.
 template <class T>
 __global__ void grouped_bias_probability_gradient_kernel(
-    const T* dy, const T* bias, const int32_t* offsets,
-    RowProbabilities<accumulation_t<T>> probabilities, accumulation_t<T>* d_probabilities,
-    int64_t experts, int64_t columns) {
+    const T* dy, const T* bias, const int32_t* offsets, RowWeights<accumulation_t<T>> probabilities,
+    accumulation_t<T>* d_probabilities, int64_t experts, int64_t columns) {
   using A = accumulation_t<T>;
   __shared__ A shared[32];
   const int64_t row = blockIdx.x;
-  if (row < offsets[0] || row >= offsets[experts] || probabilities.is_filler(row)) return;
+  if (row < offsets[0] || row >= offsets[experts]) return;
+  const int64_t slot = probabilities.slot(row);
+  if (slot < 0) return;
   const T* b = bias + expert_of_row(offsets, experts, row) * columns;
   A sum = 0;
   for_row(columns, [&](int64_t n) { sum += widen(b[n]) * widen(dy[row * columns + n]); });
   sum = block_sum(sum, shared);
-  if (threadIdx.x == 0) d_probabilities[probabilities.row_slot[row]] = sum;
+  if (threadIdx.x == 0) d_probabilities[slot] = sum;
 }
 
 template <class T>
@@ -156,7 +134,7 @@ struct GroupedBiasProbabilityGradientCuda {
     for_each_bias(args, [&](const CudaTensor& bias, const int32_t* offsets) {
       launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)},
              grouped_bias_probability_gradient_kernel<T>, args.in<T>(0), bias.as<T>(), offsets,
-             row_probabilities<A>(args, 3), args.out<A>(0), bias.shape[0], shape[1]);
+             row_weights<A>(args, 3), args.out<A>(0), bias.shape[0], shape[1]);
     });
   }
 };
