@@ -96,11 +96,12 @@ struct ModelPart {
   Shard shard(GradientClass gradient) const;
   // Of the decoder, or, numbered after those, of multi-token prediction.
   bool has_layer(int32_t layer) const { return partition().rank_of_layer(layer) == dense().pp; }
+  // Places of each rank for copies of others' experts.
+  int32_t expert_clones() const { return layout().ep() > 1 ? run->expert_clones : 0; }
   // The experts of all ranks that share them, and places for copies; 0 where there are none of
   // those.
   int32_t expert_slots(int32_t experts) const {
-    const bool has_clones = run->expert_clones > 0 && layout().ep() > 1;
-    return has_clones ? experts + layout().ep() * run->expert_clones : 0;
+    return expert_clones() > 0 ? experts + layout().ep() * expert_clones() : 0;
   }
   // The stage that is this rank's chunk number `chunk`.
   const PipelineStage& stage(int32_t chunk) const {

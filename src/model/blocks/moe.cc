@@ -194,9 +194,7 @@ class MoeForward {
   int64_t tokens_of_group() const { return tokens() * dispatch_ranks(part()); }
   // Where tokens go in rounds, which need little room, all of them go to the experts' own ranks.
   int32_t clones() const {
-    const bool has_clones =
-        options_.training && !options_.expert_rounds && part().layout().ep() > 1;
-    return has_clones ? part().run->expert_clones : 0;
+    return options_.training && !options_.expert_rounds ? part().expert_clones() : 0;
   }
   // Its own and its copies of others'.
   int64_t experts_here() const { return config_.num_experts / part().layout().ep() + clones(); }
